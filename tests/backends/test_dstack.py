@@ -89,7 +89,7 @@ def job(text: str, **fields: Any) -> JobSpec:
 # ------------------------------------------------------------------------------------------------------------- requests
 
 
-def test_a_run_is_bounded_priced_and_ends_its_machine() -> None:
+def test_a_run_limits_duration_price_and_machine_idling() -> None:
     place = PLACE.model_copy(update={"env": {MOST_PRICE: "2.49"}})
     options = {"backends": "runpod", "wait_s": 3600, "min_gpu_percent": 10, "fleets": ["gpus"]}
     spec = job("true", gpu_count=2, interruptible=True, disk_gb=50, secrets=["HF_TOKEN"], options=options)
@@ -108,14 +108,14 @@ def test_a_run_is_bounded_priced_and_ends_its_machine() -> None:
 
 
 @pytest.mark.parametrize("token", ["j", "job-1", "A_b", "x" * 200, "ü", ""])
-def test_every_token_has_a_name_that_dstack_allows(token: str) -> None:
+def test_every_token_maps_to_a_valid_dstack_name(token: str) -> None:
     import re
 
     assert re.fullmatch(r"[a-z][a-z0-9-]{1,40}", run_name(token))
     assert run_name(token) != run_name(token + "x")
 
 
-async def test_arguments_and_variables_arrive_as_they_are(backend: DstackBackend, engine: DstackEngine) -> None:
+async def test_arguments_and_variables_arrive_unchanged(backend: DstackBackend, engine: DstackEngine) -> None:
     words = ("a b", "$HOME", "'\"", "", "ü", "-x", "*", "line\nline", "${{ groups[0].nodes[0].IP_ADDRESS }}", "\\")
     text = "import os, sys; print(ascii(sys.argv[1:]), os.environ['V'])"
     env = {"V": "$1 $$2 ${{ secrets.X }} $"}
@@ -125,7 +125,9 @@ async def test_arguments_and_variables_arrive_as_they_are(backend: DstackBackend
     assert (await backend.logs(handle)).text == f"{list(words)!a} {env['V']}\n"
 
 
-async def test_no_secret_leaves(backend: DstackBackend, engine: DstackEngine, server: FakeDstack) -> None:
+async def test_secrets_are_never_sent_to_dstack(
+    backend: DstackBackend, engine: DstackEngine, server: FakeDstack
+) -> None:
     spec = job("true", secrets=["HF_TOKEN"])
     await backend.submit(spec, PLACE, "s", secrets={"HF_TOKEN": "hf_of-a-person", "JOB_TOKEN": "a-report-token"})
     sent = json.dumps(server.asked)
@@ -135,7 +137,7 @@ async def test_no_secret_leaves(backend: DstackBackend, engine: DstackEngine, se
 @pytest.mark.parametrize(
     "options", [{"imge": "x"}, {"idle_s": -1}, {"backends": ["a b"]}, {"wait_s": 0}, {"min_gpu_percent": 101}]
 )
-def test_options_that_dstack_lacks_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_dstack_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=rf"options\.{next(iter(options))}"):
         DstackBackend(SystemClock()).settle(job("true", options=options))
 
@@ -143,7 +145,7 @@ def test_options_that_dstack_lacks_are_refused(options: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-async def test_somebody_elses_run_of_that_name_is_left_alone(
+async def test_a_foreign_run_with_the_same_name_is_left_alone(
     backend: DstackBackend, engine: DstackEngine, server: FakeDstack, wording: Wording
 ) -> None:
     theirs = {"run_name": "gw-mine", "configuration": {"type": "task", "commands": ["sleep 60"], "env": {}, "tags": {}}}
@@ -155,7 +157,7 @@ async def test_somebody_elses_run_of_that_name_is_left_alone(
     assert len(server.runs) == 1 and not any(path.endswith(("/stop", "/apply")) for path, _ in server.asked)
 
 
-async def test_a_name_that_was_given_to_another_run_ends_nothing(
+async def test_stopping_a_job_never_ends_a_run_that_reused_its_name(
     backend: DstackBackend, engine: DstackEngine, server: FakeDstack
 ) -> None:
     handle = await backend.submit(job("true"), PLACE, "again", secrets={})
@@ -195,7 +197,7 @@ async def test_a_late_repetition_of_an_earlier_attempt_starts_nothing(
         (200, b'{"id": "../../x", "status": 5}'),
     ],
 )
-async def test_a_strange_answer_is_never_nothing_there(
+async def test_an_unexpected_reply_is_never_read_as_no_run(
     backend: DstackBackend, server: FakeDstack, status: int, raw: bytes
 ) -> None:
     server.replies["/runs/get"] = (status, raw)
@@ -205,7 +207,7 @@ async def test_a_strange_answer_is_never_nothing_there(
     assert not server.runs
 
 
-async def test_an_answer_about_another_run_is_none(
+async def test_a_reply_about_another_run_is_rejected(
     backend: DstackBackend, engine: DstackEngine, server: FakeDstack
 ) -> None:
     handle = await backend.submit(job("sleep 60"), PLACE, "t", secrets={})
@@ -221,7 +223,7 @@ async def test_an_answer_about_another_run_is_none(
 
 
 @pytest.mark.parametrize(("version", "error"), [("0.20.25", NotSupported), ("welcome", WardenError)])
-async def test_a_server_that_is_too_old_or_another_one_is_asked_nothing(
+async def test_an_unsupported_server_gets_only_the_version_request(
     backend: DstackBackend, server: FakeDstack, version: str, error: type[WardenError]
 ) -> None:
     server.version = version
@@ -231,7 +233,7 @@ async def test_a_server_that_is_too_old_or_another_one_is_asked_nothing(
     assert {path for path, _ in server.asked} == {"/api/server/get_info"}
 
 
-async def test_a_token_without_rights_and_a_missing_project(server: FakeDstack, wording: Wording) -> None:
+async def test_an_invalid_token_and_a_missing_project_are_refused(server: FakeDstack, wording: Wording) -> None:
     stranger = DstackBackend(SystemClock(), server.env | {"DSTACK_TOKEN": "somebody-else"})
     with pytest.raises(AuthFailed, match="Invalid token"):
         await stranger.submit(job("true"), PLACE, "t", secrets={})
@@ -276,12 +278,12 @@ def seen(of_run: str, /, **start: Any) -> Any:
         ("a_reason_of_next_year", Job.FAILED, Code.PLATFORM_REPORT),
     ],
 )
-def test_the_reasons_of_an_end(reason: str, state: Job, code: Code) -> None:
+def test_termination_reasons_map_to_job_states(reason: str, state: Job, code: Code) -> None:
     found = seen("failed", status="failed", termination_reason=reason, run_reason="job_failed")
     assert (found.state, found.reason, found.attempt) == (state, code, 2)
 
 
-def test_states_of_a_run() -> None:
+def test_run_states_map_to_job_states() -> None:
     assert (seen("submitted").state, seen("submitted").meter) == (Job.QUEUED, False)
     assert seen("provisioning", status="provisioning", job_provisioning_data=recorded("machine")).meter is None
     assert (seen("running", status="running").state, seen("running", status="running").meter) == (Job.RUNNING, True)
@@ -304,7 +306,7 @@ async def test_a_long_log_is_read_page_by_page(backend: DstackBackend, engine: D
     assert (await backend.logs(handle, -5)).text == "2500\n"
 
 
-async def test_a_log_without_an_end_or_of_another_form_is_left(
+async def test_an_endless_log_stops_and_a_malformed_log_is_rejected(
     backend: DstackBackend, engine: DstackEngine, server: FakeDstack, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr("gpuwarden.backends.dstack.MOST_PAGES", 5)
@@ -321,7 +323,7 @@ async def test_a_log_without_an_end_or_of_another_form_is_left(
 
 
 @pytest.mark.parametrize("lease", ["x" * 256, "../../outside", "/etc/hostname", ".", "", "a\0b"])
-async def test_a_tag_that_another_member_wrote_names_no_file(
+async def test_another_members_tag_never_names_a_file(
     server: FakeDstack,
     backend: DstackBackend,
     engine: DstackEngine,
@@ -358,7 +360,7 @@ async def test_every_page_of_a_list_is_read(
 # ------------------------------------------------------------------------------------------------------------ the meter
 
 
-async def test_the_quote_is_the_first_offer_that_can_be_had(server: FakeDstack, provider: DstackProvider) -> None:
+async def test_the_quote_is_the_first_available_offer(server: FakeDstack, provider: DstackProvider) -> None:
     price = await provider.quote(Resources(gpu="H100"))
     assert isinstance(price, Known)
     assert (price.value.price_usd_per_hour, price.value.platform) == (2.49, "dstack/main")
@@ -417,7 +419,7 @@ async def test_an_ended_run_whose_machine_idles_still_bills(
     assert isinstance(await provider.get("lease-8"), Unknown)
 
 
-async def test_a_machine_without_a_known_address_or_state_may_be_the_runs(
+async def test_a_machine_of_unknown_address_or_state_may_belong_to_the_run(
     server: FakeDstack, provider: DstackProvider, backend: DstackBackend, engine: DstackEngine
 ) -> None:
     """If the run ended while its machine was being provisioned, the address may be missing in either record."""
@@ -474,7 +476,7 @@ async def test_a_copy_of_a_runs_configuration_is_another_run(
     assert isinstance(over, Known) and over.value is not None and over.value.state is InstanceState.GONE
 
 
-async def test_the_cloud_itself_is_the_second_witness(
+async def test_the_cloud_itself_must_confirm_the_end(
     server: FakeDstack,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -526,7 +528,7 @@ async def test_gateways_and_other_runs_are_disclosed(
     await backend.stop(handle, grace_s=1)
 
 
-async def test_a_list_without_rights_is_not_an_empty_one(server: FakeDstack, tmp_path: Path) -> None:
+async def test_an_inaccessible_list_is_unknown_not_empty(server: FakeDstack, tmp_path: Path) -> None:
     profile = load_profile("dstack").model_copy(update={"id": "dstack/other"})
     provider = DstackProvider(profile, tmp_path / "state", SystemClock(), server.env)
     assert isinstance(await provider.get("lease-1"), Unknown)
@@ -535,7 +537,7 @@ async def test_a_list_without_rights_is_not_an_empty_one(server: FakeDstack, tmp
         await provider.terminate("lease-1")
 
 
-async def test_a_project_without_a_fleet_is_told_before(
+async def test_a_project_without_a_fleet_is_reported_by_the_check(
     server: FakeDstack, provider: DstackProvider, wording: Wording
 ) -> None:
     (finding,) = await provider.check()
@@ -556,7 +558,7 @@ def test_the_backend_is_found_by_name() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [False, True])
-async def test_a_whole_life_and_one_that_is_interrupted(
+async def test_full_lifecycle_with_and_without_an_interruption(
     server: FakeDstack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     policy = tmp_path / "policy.toml"

@@ -80,7 +80,7 @@ class TestRealDstack(EngineContract):
     pass
 
 
-async def test_everything_that_gpuwarden_sends_is_understood(backend: DstackBackend, engine: DstackEngine) -> None:
+async def test_the_server_understands_everything_gpuwarden_sends(backend: DstackBackend, engine: DstackEngine) -> None:
     options = {
         "backends": ["runpod", "lambda"], "regions": ["us-east-1"], "fleets": ["gpus"], "instance_types": ["x"],
         "wait_s": 60, "idle_s": 300, "min_gpu_percent": 5, "python": "3.12",
@@ -93,7 +93,7 @@ async def test_everything_that_gpuwarden_sends_is_understood(backend: DstackBack
     await backend.stop(handle, grace_s=1)
 
 
-async def test_what_dstack_makes_of_variables_is_what_was_meant(backend: DstackBackend, engine: DstackEngine) -> None:
+async def test_dstack_restores_escaped_variables(backend: DstackBackend, engine: DstackEngine) -> None:
     value = "$1 $$2 ${{ secrets.X }} ${HOME} $"
     handle = await backend.submit(engine.job("true", env={"V": value}), PLACE, "words", secrets={})
     project, ident = handle.run_dir.split("/")[2:]
@@ -125,7 +125,7 @@ async def test_rights_and_refusals_are_the_servers_own(server: RealDstack, backe
     assert TOKEN not in str(await guest.check(PLACE))
 
 
-async def test_a_guest_sees_no_list_and_believes_none(server: RealDstack, tmp_path: Path) -> None:
+async def test_a_guest_gets_unknown_instead_of_an_empty_list(server: RealDstack, tmp_path: Path) -> None:
     env = server.env | {"DSTACK_TOKEN": guest_token(server, "other")}
     profile = load_profile("dstack").model_copy(update={"id": "dstack/main"})
     guest = DstackProvider(profile, tmp_path / "state", SystemClock(), env)
@@ -133,7 +133,7 @@ async def test_a_guest_sees_no_list_and_believes_none(server: RealDstack, tmp_pa
     assert isinstance(await guest.list(), Unknown)
 
 
-async def test_a_stop_of_an_unknown_run_says_nothing(backend: DstackBackend, engine: DstackEngine) -> None:
+async def test_stopping_an_unknown_run_is_silently_accepted(backend: DstackBackend, engine: DstackEngine) -> None:
     await backend._server().stop("main", "gw-never-there", abort=False)
     assert await backend.find(PLACE, "never-there") == Known(None)
 
@@ -154,7 +154,7 @@ async def test_a_second_apply_starts_nothing_while_the_first_runs(
     await backend.stop(first, grace_s=1)
 
 
-async def test_somebody_elses_run_of_that_name_is_left_alone(
+async def test_a_foreign_run_with_the_same_name_is_left_alone(
     server: RealDstack, backend: DstackBackend, engine: DstackEngine
 ) -> None:
     theirs = {"run_name": "gw-theirs", "configuration": {"type": "task", "commands": ["sleep 60"]}}
@@ -166,7 +166,7 @@ async def test_somebody_elses_run_of_that_name_is_left_alone(
         await backend.submit(engine.job("true"), PLACE, "theirs", secrets={})
 
 
-async def test_the_meter_from_the_reservation_to_the_bill(
+async def test_the_meter_follows_a_run_from_reservation_to_bill(
     server: RealDstack, backend: DstackBackend, engine: DstackEngine, provider: DstackProvider
 ) -> None:
     with pytest.raises(NoCapacity):
@@ -185,7 +185,7 @@ async def test_the_meter_from_the_reservation_to_the_bill(
     assert over.value.state is InstanceState.GONE and over.value.cost_usd is not None
 
 
-async def test_a_deleted_record_is_still_known_by_its_id(
+async def test_a_deleted_run_can_still_be_polled_by_its_id(
     server: RealDstack, backend: DstackBackend, engine: DstackEngine
 ) -> None:
     handle = await backend.submit(engine.job("echo once"), PLACE, "deleted", secrets={})
@@ -208,7 +208,7 @@ async def test_every_page_of_a_list_is_read(
         await backend.stop(handle, grace_s=1)
 
 
-async def test_a_fleet_that_costs_nothing_lets_runs_start(server: RealDstack, provider: DstackProvider) -> None:
+async def test_a_fleet_with_no_running_nodes_passes_the_check(server: RealDstack, provider: DstackProvider) -> None:
     (finding,) = await provider.check()
     assert finding.severity is Severity.ERROR
     fleet = {"configuration": {"type": "fleet", "name": "gpus", "nodes": {"min": 0, "max": 2}}, "profile": {}}

@@ -25,7 +25,7 @@ def settled(platform: str, **options: Any) -> JobSpec:
 @pytest.mark.parametrize("platform", ENGINES)
 @pytest.mark.parametrize("image", HOSTILE)
 @pytest.mark.attack("spending", "puts a secret of the project or a second field into the name of an image")
-def test_an_image_is_one_plain_name(platform: str, image: str) -> None:
+def test_a_hostile_image_name_is_refused(platform: str, image: str) -> None:
     with pytest.raises(BadRequest, match=r"options\.image"):
         settled(platform, image=image)
 
@@ -40,17 +40,17 @@ def test_an_image_is_one_plain_name(platform: str, image: str) -> None:
         "projects/deeplearning-platform-release/global/images/family/common-cu121",
     ],
 )
-def test_the_names_of_registries_and_clouds_are_accepted(platform: str, image: str) -> None:
+def test_registry_and_cloud_image_names_are_accepted(platform: str, image: str) -> None:
     assert settled(platform, image=image).options["image"] == image
 
 
-def test_the_images_of_azure_and_oracle_are_accepted() -> None:
+def test_azure_and_oracle_images_are_accepted() -> None:
     for image in ("/CommunityGalleries/AzureHPC/Images/ubuntu-hpc", "ocid1.image.oc1.iad.a|ubuntu"):
         assert settled("sky/azure", image=image).options["image"] == image
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_instance_type_of_skypilot_is_one_plain_name(name: str) -> None:
+def test_a_hostile_skypilot_instance_type_is_refused(name: str) -> None:
     with pytest.raises(BadRequest, match=r"options\.instance_type"):
         settled("sky/gcp", instance_type=name)
 
@@ -58,19 +58,19 @@ def test_an_instance_type_of_skypilot_is_one_plain_name(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["1x_A100-80GB_SECURE", "4CPU--16GB--A100:1", "VM.Standard.E4.Flex$_4_16", "1x-RTX_4090-32-65536"]
 )
-def test_the_instance_types_of_skypilots_clouds_are_accepted(name: str) -> None:
+def test_skypilot_instance_types_are_accepted(name: str) -> None:
     assert settled("sky/gcp", instance_type=name).options["instance_type"] == name
 
 
 @pytest.mark.parametrize("gpu", ["a100:1,license:matlab", "a100,b", "a 100", "a100\n", "--wrap=x", ""])
 @pytest.mark.attack("spending", "requests a license from Slurm under the name of a GPU")
-def test_a_gpu_type_of_slurm_requests_nothing_else(gpu: str) -> None:
+def test_a_malformed_slurm_gpu_type_is_refused(gpu: str) -> None:
     with pytest.raises(BadRequest):
         SlurmBackend(SystemClock()).settle(JobSpec(platform="slurm/x", command=("true",), gpu=gpu))
 
 
 @pytest.mark.parametrize("gpu", ["a100", "A100-SXM4-80GB", "nvidia_a100", "3090", "any"])
-def test_a_gpu_type_of_slurm_is_accepted(gpu: str) -> None:
+def test_slurm_gpu_types_are_accepted(gpu: str) -> None:
     assert any(
         w.startswith("--gres=gpu:")
         for w in _slurm_options.arguments(JobSpec(platform="slurm/x", command=("true",), gpu=gpu))

@@ -61,7 +61,7 @@ def engine(cluster: Cluster) -> KubeEngine:
 class TestKubernetes(EngineContract):
     """The whole contract, over HTTP and WebSockets."""
 
-    async def test_an_interrupted_job_goes_on_in_another_pod(
+    async def test_an_interrupted_job_resumes_in_another_pod(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
     ) -> None:
         spec = engine.job(RESUMES, secrets=("KEY",))
@@ -75,7 +75,7 @@ class TestKubernetes(EngineContract):
         assert (seen.state, seen.exit_code, seen.meter) == (Job.SUCCEEDED, 0, False)
         assert "s3cret-value" not in str([o for o in cluster.created if o["kind"] != "Secret"])
 
-    async def test_an_interruption_too_many_is_a_preemption(
+    async def test_an_interruption_without_restarts_left_is_a_preemption(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
     ) -> None:
         handle = await backend.submit(engine.job(RESUMES, max_restarts=0), place, "e-last", secrets={})
@@ -98,7 +98,7 @@ class TestKubernetes(EngineContract):
         await backend.submit(spec, place, "e-kueue", secrets={})
         assert "gw-e-kueue-a1" not in cluster.objects["jobs"], "a late repetition starts nothing"
 
-    async def test_a_running_job_that_kueue_suspends_waits_and_goes_on_once_it_is_admitted(
+    async def test_a_job_suspended_by_kueue_waits_and_resumes_once_admitted(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
     ) -> None:
         spec = engine.job(RESUMES, options={"image": "busybox", "queue": "team-queue"})
@@ -115,7 +115,7 @@ class TestKubernetes(EngineContract):
         (Path(handle.run_dir) / "work/go").touch()
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
 
-    async def test_a_name_that_another_tool_took_is_left_alone(
+    async def test_another_tools_job_with_our_name_is_left_alone(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster, wording: Wording
     ) -> None:
         foreign = await backend.submit(engine.job("true"), place, "e-name", secrets={})
@@ -151,7 +151,7 @@ async def test_the_place_is_a_claim_that_every_node_can_mount(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ["nowhere", None])
-async def test_a_cluster_that_is_not_there_is_one_clear_error(
+async def test_a_missing_cluster_is_one_clear_error(
     backend: KubernetesBackend, place: Place, host: str | None, wording: Wording
 ) -> None:
     (found,) = await backend.check(place.model_copy(update={"host": host}))
@@ -160,7 +160,7 @@ async def test_a_cluster_that_is_not_there_is_one_clear_error(
 
 
 @pytest.mark.slow
-async def test_rights_that_are_missing_are_named(backend: KubernetesBackend, place: Place, cluster: Cluster) -> None:
+async def test_missing_rights_are_named(backend: KubernetesBackend, place: Place, cluster: Cluster) -> None:
     named = {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["*"], "resourceNames": ["mine"]}
     cluster.rules = [named, {"apiGroups": [""], "resources": ["pods", "*/exec"], "verbs": ["create", "get", "list"]}]
     (found,) = await backend.check(place)
@@ -175,7 +175,7 @@ async def test_rights_that_are_missing_are_named(backend: KubernetesBackend, pla
 
 
 @pytest.mark.slow
-async def test_kueues_queue_is_looked_at_before_a_job_is_sent(
+async def test_kueues_queue_is_checked_before_submission(
     backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
 ) -> None:
     spec = engine.job("true", options={"image": "busybox", "queue": "team-queue"})
@@ -189,7 +189,7 @@ async def test_kueues_queue_is_looked_at_before_a_job_is_sent(
 
 
 @pytest.mark.prove
-async def test_a_job_lives_its_whole_life_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+async def test_full_job_lifecycle_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     ctx = warden(tmp_path)
     try:
         await whole_life(ctx, cluster)
@@ -201,7 +201,7 @@ async def test_a_job_lives_its_whole_life_on_a_cluster(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.slow
-async def test_a_namespace_without_rights_is_one_finding_of_the_gate(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_namespace_without_rights_is_one_gate_finding(cluster: Cluster, tmp_path: Path) -> None:
     cluster.rules, cluster.trouble = [], "forbidden"
     ctx = warden(tmp_path)
     (why,) = await refused(ctx, train())
@@ -221,7 +221,7 @@ async def _said(backend: KubernetesBackend, handle: Handle, line: str) -> list[s
 class TestArrays(ArrayContract):
     """One Indexed Job for many tasks."""
 
-    async def test_an_interrupted_index_goes_on_and_leaves_the_others_alone(
+    async def test_an_interrupted_index_resumes_and_leaves_the_others_alone(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
     ) -> None:
         given = tasks(engine, RESUMES, ["i-one", "i-two"])
@@ -236,7 +236,7 @@ class TestArrays(ArrayContract):
             assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handles["i-one"])).text == "from 0 \n"
 
-    async def test_a_call_that_ended_before_the_secret_is_finished_by_the_next(
+    async def test_a_submit_cut_before_its_secret_is_completed_by_the_next(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster
     ) -> None:
         spec = engine.job('echo "$KEY" | tr a-z A-Z', secrets=["KEY"])
@@ -248,7 +248,7 @@ class TestArrays(ArrayContract):
         for handle in handles.values():
             assert (await ended(backend, handle)).state is Job.SUCCEEDED
 
-    async def test_a_job_of_another_tool_is_no_array(
+    async def test_another_tools_job_with_the_arrays_name_is_a_conflict(
         self, backend: KubernetesBackend, place: Place, engine: KubeEngine, cluster: Cluster, wording: Wording
     ) -> None:
         about = {"name": "gw-x-all-array", "uid": "u-other", "labels": {}, "annotations": {}}

@@ -95,7 +95,7 @@ def says(handler: BaseHTTPRequestHandler, code: int, body: bytes = b"", **header
         config_text("https://127.0.0.1:1").replace("namespace: team", "namespace: team\n  - x").encode(),
     ],
 )
-def test_a_configuration_that_cant_be_read_is_one_clear_error(
+def test_an_unreadable_configuration_is_one_clear_error(
     configured: Callable[[bytes], KubeApi], text: bytes, wording: Wording
 ) -> None:
     with pytest.raises(BadRequest) as refused:
@@ -103,7 +103,7 @@ def test_a_configuration_that_cant_be_read_is_one_clear_error(
     wording(str(refused.value).partition(":")[0])
 
 
-def test_a_request_that_starts_or_ends_something_is_sent_once(configured: Callable[[bytes], KubeApi]) -> None:
+def test_failed_requests_are_not_retried(configured: Callable[[bytes], KubeApi]) -> None:
     with server(lambda handler: handler.connection.close()) as (url, asked):
         api = configured(config_text(url).encode())
         for call in (lambda: api.create(JOB), lambda: api.delete_job("j", "u"), lambda: api.jobs()):
@@ -130,7 +130,7 @@ OTHER = b'{"message": "no route", "code": 404}'
 
 @pytest.mark.parametrize("body", [PAGE, OTHER, b"", b"[]", b"7"])
 @pytest.mark.parametrize("code", [400, 404, 405, 409, 410, 422])
-def test_a_refusal_that_the_cluster_did_not_write_tells_nothing(
+def test_a_refusal_not_written_by_the_cluster_is_unreachable(
     configured: Callable[[bytes], KubeApi], code: int, body: bytes
 ) -> None:
     """A proxy's page does not mean that the job is missing, already exists, or was refused."""
@@ -142,7 +142,7 @@ def test_a_refusal_that_the_cluster_did_not_write_tells_nothing(
                 call()
 
 
-def test_the_clusters_own_refusals_are_told_apart(configured: Callable[[bytes], KubeApi]) -> None:
+def test_the_clusters_own_refusals_map_to_distinct_errors(configured: Callable[[bytes], KubeApi]) -> None:
     own = b'{"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "it says why"}'
     for code, error in ((403, AuthFailed), (409, Conflict), (422, BadRequest), (404, NotFound), (500, Unreachable)):
         with (
@@ -155,7 +155,7 @@ def test_the_clusters_own_refusals_are_told_apart(configured: Callable[[bytes], 
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n"])
-async def test_a_reply_that_comes_byte_by_byte_is_left(
+async def test_a_reply_arriving_byte_by_byte_times_out(
     configured: Callable[[bytes], KubeApi], monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     """Each byte arrives in time, but the reply never completes; other clusters are observed meanwhile."""
@@ -179,7 +179,7 @@ async def test_a_reply_that_comes_byte_by_byte_is_left(
             over.set()
 
 
-def test_a_reply_without_an_end_is_left(
+def test_an_endless_reply_is_aborted(
     configured: Callable[[bytes], KubeApi], monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(_kube_api, "MOST_REPLY", 4 << 20)
@@ -195,7 +195,7 @@ def test_a_reply_without_an_end_is_left(
     wording(refused)
 
 
-def test_a_reply_that_trickles_is_left(
+def test_a_trickling_reply_times_out(
     configured: Callable[[bytes], KubeApi], monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     times = iter(range(0, 100_000, 50))
@@ -206,7 +206,7 @@ def test_a_reply_that_trickles_is_left(
     wording(refused)
 
 
-def test_a_list_whose_pages_never_end_is_left(configured: Callable[[bytes], KubeApi], wording: Wording) -> None:
+def test_a_list_with_endless_pages_is_rejected(configured: Callable[[bytes], KubeApi], wording: Wording) -> None:
     page = json.dumps({"kind": "JobList", "metadata": {"continue": "more"}, "items": []}).encode()
     with server(lambda handler: says(handler, 200, page)) as (url, asked):
         with pytest.raises(BadReply) as refused:
@@ -215,7 +215,7 @@ def test_a_list_whose_pages_never_end_is_left(configured: Callable[[bytes], Kube
         assert len(asked) == _kube_api.MAX_PAGES
 
 
-def test_a_pod_that_is_never_there_is_asked_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_missing_pod_pauses_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     class Vanishing:
         asked = 0
 
@@ -247,7 +247,7 @@ class Pods:
         self.pods[body["metadata"]["name"]] = {**body, "status": {"phase": "Running"}}
 
 
-def test_a_pod_whose_node_was_lost_is_passed_by(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_a_pod_on_a_lost_node_is_replaced(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     now = [0.0]
     monkeypatch.setattr("gpuwarden.backends._kube_exec.time.monotonic", lambda: now[0])
     monkeypatch.setattr("gpuwarden.backends._kube_exec.time.sleep", lambda s: now.__setitem__(0, now[0] + s))

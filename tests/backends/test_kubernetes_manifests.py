@@ -55,7 +55,7 @@ def job(wanted: JobSpec, attempt: int = 1, *, secret: bool = False) -> dict[str,
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_all_that_is_created_has_the_published_form(version: str) -> None:
+def test_created_objects_match_the_published_schema(version: str) -> None:
     full = job(spec(FULL, gpu="NVIDIA-H100-80GB-HBM3", gpu_count=8, timeout_s=3600, disk_gb=100), secret=True)
     made = {"metadata": {"name": full["metadata"]["name"], "uid": "u-2"}}
     for manifest in (full, job(spec()), secret_manifest(made, {"order": "{}"}), files_manifest(CLAIM, "/runs")):
@@ -63,7 +63,7 @@ def test_all_that_is_created_has_the_published_form(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_array_has_the_published_form(version: str) -> None:
+def test_an_array_matches_the_published_schema(version: str) -> None:
     tasks = [ArrayTask(spec(FULL, gpu="any", max_restarts=3), f"t-{n}", {"A": str(n)}) for n in range(MOST_TASKS)]
     check_array(tasks)
     made = array_of(tasks)
@@ -85,7 +85,7 @@ def array_of(tasks: list[ArrayTask]) -> dict[str, Any]:
     return array_manifest(tasks, "t-all", "runner.py", handles, CLAIM, at_once=4)
 
 
-def test_no_secret_of_an_array_is_in_its_job() -> None:
+def test_an_arrays_secrets_are_not_in_its_job() -> None:
     tasks = [ArrayTask(spec(), f"t-{n}", {"KEY": f"s3cret-{n}"}) for n in range(2)]
     made = array_of(tasks)
     assert "s3cret" not in str(made)
@@ -94,20 +94,20 @@ def test_no_secret_of_an_array_is_in_its_job() -> None:
     assert orders_of(made, [ArrayTask(spec(), f"t-{n}") for n in range(2)]) == {}
 
 
-def test_secrets_that_fit_into_no_object_are_refused_before_anything_is_sent(wording: Wording) -> None:
+def test_oversized_array_secrets_are_refused(wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         check_array([ArrayTask(spec(), f"t-{n}", {"KEY": "x" * 500_000}) for n in range(2)])
     wording(refused)
 
 
-def test_the_validator_refuses_a_field_that_nobody_knows() -> None:
+def test_the_validator_refuses_an_unknown_field() -> None:
     wrong = job(spec())
     wrong["spec"]["podFailurePolicies"] = wrong["spec"].pop("podFailurePolicy")
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
-def test_the_rights_are_those_that_are_used() -> None:
+def test_the_documented_rights_match_those_used() -> None:
     documents = list(yaml.safe_load_all((ROOT / "docs/kubernetes-rights.yaml").read_text("utf-8")))
     for document in documents:
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
@@ -118,7 +118,7 @@ def test_the_rights_are_those_that_are_used() -> None:
     assert given == {(g, r, v) for (g, r), verbs in (RIGHTS | KUEUE_RIGHTS).items() for v in verbs}
 
 
-def test_an_interruption_is_repeated_and_the_jobs_own_failure_is_not() -> None:
+def test_an_interruption_is_retried_but_the_jobs_own_failure_is_not() -> None:
     policy = job(spec())["spec"]["podFailurePolicy"]["rules"]
     assert policy[0]["action"] == "Count" and policy[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert policy[1]["action"] == "FailJob" and policy[1]["onExitCodes"]["values"] == [0, 143]
@@ -126,7 +126,7 @@ def test_an_interruption_is_repeated_and_the_jobs_own_failure_is_not() -> None:
     assert job(spec(max_restarts=5), attempt=2)["spec"]["backoffLimit"] == 0
 
 
-def test_gpus_taints_and_the_claims_user_are_asked_for() -> None:
+def test_the_pod_requests_gpus_tolerations_and_the_claims_user() -> None:
     pod = job(spec(FULL, gpu="NVIDIA-H100-80GB-HBM3", gpu_count=8))["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "8"}
     assert pod["nodeSelector"] == {"pool": "gpu", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
@@ -137,7 +137,7 @@ def test_gpus_taints_and_the_claims_user_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("token", ["Upper_Case", "x" * 80, "ü", "t-1"])
-def test_any_token_is_a_name_that_a_cluster_takes(token: str) -> None:
+def test_any_token_maps_to_a_valid_kubernetes_name(token: str) -> None:
     name = f"{stem_of(token)}-a9999"
     assert len(name) <= 57 and name == name.lower() and name.replace("-", "").isalnum()
     assert stem_of(token) != stem_of(token.swapcase()) or token == token.swapcase()
@@ -146,12 +146,12 @@ def test_any_token_is_a_name_that_a_cluster_takes(token: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"image": "-x"}, {"image": "a", "tolerations": ["x"]}, {"image": "a", "namespace": "kube-system"}]
 )
-def test_an_option_that_is_wrong_is_named(options: dict[str, Any]) -> None:
+def test_an_invalid_option_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"options\."):
         read_options(JobSpec.model_validate({"platform": "kubernetes/t", "command": ["x"], "options": options}))
 
 
-def test_a_missing_client_names_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gpuwarden.backends.kubernetes", raising=False)
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(NotSupported, match="kubernetes") as caught:
@@ -159,7 +159,7 @@ def test_a_missing_client_names_what_brings_it(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install" in manual_text(caught.value.next_steps)
 
 
-def test_what_is_asked_for_is_what_the_gate_reads() -> None:
+def test_the_gate_reads_the_requested_resources() -> None:
     asked = asked_of(spec(FULL, gpu="any", gpu_count=2, timeout_s=60), "team")
     assert (asked.queue, asked.gpu, asked.gpus, asked.memory_mb, asked.walltime_s) == ("team-queue", "", 2, 65_536, 300)
     assert asked_of(spec(), "team").queue == "team"

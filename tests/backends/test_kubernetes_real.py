@@ -65,7 +65,7 @@ class TestKubernetes(EngineContract):
     """The whole contract, on real objects."""
 
 
-async def test_a_job_lives_its_whole_life_on_a_real_cluster(cluster: RealCluster, tmp_path: Path) -> None:
+async def test_full_job_lifecycle_on_a_real_cluster(cluster: RealCluster, tmp_path: Path) -> None:
     ctx = warden(tmp_path, cluster.runs)
     try:
         await whole_life(ctx, cluster)
@@ -73,7 +73,7 @@ async def test_a_job_lives_its_whole_life_on_a_real_cluster(cluster: RealCluster
         await ctx.backend("kubernetes").aclose()  # type: ignore[attr-defined]
 
 
-async def test_the_rights_of_the_manifest_are_enough_and_others_are_named(
+async def test_the_documented_rights_suffice_and_missing_rights_are_named(
     cluster: RealCluster, backend: KubernetesBackend, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not [f for f in await backend.check(place) if f.blocks]
@@ -96,7 +96,7 @@ async def test_a_list_of_several_pages_is_read_to_its_end(
     assert all(o.allocation is not None for o in (await backend.poll(handles)).values())
 
 
-async def test_a_name_that_another_tool_took_is_left_alone(
+async def test_another_tools_job_with_our_name_is_left_alone(
     cluster: RealCluster, backend: KubernetesBackend, place: Place, engine: RealEngine
 ) -> None:
     jobs = "/apis/batch/v1/namespaces/team/jobs"
@@ -110,7 +110,7 @@ async def test_a_name_that_another_tool_took_is_left_alone(
     assert there["metadata"]["uid"] == theirs["metadata"]["uid"] and "deletionTimestamp" not in there["metadata"]
 
 
-async def test_a_secret_goes_with_its_job_and_the_deletion_is_seen(
+async def test_a_secret_is_deleted_with_its_job(
     cluster: RealCluster, backend: KubernetesBackend, place: Place, engine: RealEngine
 ) -> None:
     spec = engine.job('echo "key $KEY"; sleep 60', secrets=("KEY",))
@@ -124,7 +124,7 @@ async def test_a_secret_goes_with_its_job_and_the_deletion_is_seen(
     cluster._wait_for(lambda: cluster._secret("gw-r-secret-a1") is None)
 
 
-async def test_what_the_cluster_refuses_is_said_before_anything_starts(
+async def test_a_cluster_refusal_is_reported_before_anything_starts(
     cluster: RealCluster, backend: KubernetesBackend, place: Place, engine: RealEngine
 ) -> None:
     before = cluster.names("jobs")

@@ -66,14 +66,14 @@ def done(kind: str, reason: str = "") -> dict[str, Any]:
         (done("Complete"), [pod("Succeeded", 0)], Job.UNKNOWN),
     ],
 )
-def test_what_the_cluster_says_counts_for_whether_a_job_can_still_run(
+def test_the_cluster_status_decides_the_job_state(
     status: dict[str, Any], pods: list[dict[str, Any]], state: Job
 ) -> None:
     row = rows_of([job(**status)], pods, [HANDLE])["t-1"]
     assert observation({"folder": "none"}, row).state is state
 
 
-def test_jobs_and_pods_of_others_are_not_read() -> None:
+def test_foreign_jobs_and_pods_are_ignored() -> None:
     other = job("u-2")
     other["metadata"]["annotations"] = {**other["metadata"]["annotations"], "gpuwarden.dev/run-folder": "/elsewhere"}
     assert rows_of([other], [pod("Running")], [HANDLE]) == {}
@@ -83,7 +83,7 @@ def test_jobs_and_pods_of_others_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_copy_of_a_job_under_another_name_is_another_tools_job(alone: bool) -> None:
+def test_a_renamed_job_copy_is_another_tools_job(alone: bool) -> None:
     """A job created from an edited copy of `kubectl get job NAME -o yaml` has gpuwarden's labels and annotations."""
     own = job() if alone else array()
     copied = copy.deepcopy(own) | {"status": done("Complete") | {"completedIndexes": "0-2"}}
@@ -102,7 +102,7 @@ def oddities(whole: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 @pytest.mark.parametrize("odd", [None, 5, "x", [], {}, [5], {"a": 5}, True])
-def test_an_odd_value_anywhere_is_refused_or_read_and_never_crashes(odd: object) -> None:
+def test_an_odd_value_anywhere_is_read_or_refused(odd: object) -> None:
     plain = {"job": job(**done("Failed", "PodFailurePolicy")), "pod": pod("Failed", 7, conditions=[PREEMPTED])}
     read = 0
     for path in oddities(plain):
@@ -178,7 +178,7 @@ def test_each_index_of_an_array_has_its_own_state(
 
 
 @pytest.mark.parametrize("text", ["x", "0-", "-1", "1-2-3", "0,,1", "9999999", "5000", "0-1000000000", "٣x"])
-def test_a_list_of_indexes_in_another_form_is_refused(text: str) -> None:
+def test_a_malformed_index_list_is_refused(text: str) -> None:
     with pytest.raises(BadReply):
         indexes(text)
 
@@ -203,14 +203,14 @@ def test_an_odd_value_anywhere_in_an_array_never_crashes(odd: object) -> None:
 @pytest.mark.parametrize(
     "listed", ["", "5", "{}", '["x"]', "[[1]]", '[["t-1", "/runs/gw-t-1", "x"]]', "[[[]]]", "[" * 9999]
 )
-def test_tasks_in_another_form_are_refused(listed: str) -> None:
+def test_malformed_tasks_are_never_read(listed: str) -> None:
     changed = array()
     changed["metadata"]["annotations"][TASKS] = listed
     with suppress(BadReply):
         assert rows_of([changed], [], [handle_of("t-1")]) == {}
 
 
-def test_of_two_pods_of_one_second_the_one_that_goes_on_counts() -> None:
+def test_of_two_simultaneous_pods_the_running_one_counts() -> None:
     pods = [pod("Running"), pod("Failed", 143, conditions=[PREEMPTED])]
     for order in (pods, pods[::-1]):
         assert rows_of([job()], order, [HANDLE])["t-1"].state == "RUNNING"

@@ -56,7 +56,7 @@ async def test_the_servers_own_keys_do_not_reach_the_job(
 
 
 @pytest.mark.slow
-async def test_a_vanished_instance_is_not_made_anew(backend: Backend, place: Place) -> None:
+async def test_a_vanished_instance_is_not_recreated(backend: Backend, place: Place) -> None:
     handle = await backend.submit(shell("echo ready; sleep 60"), place, "t-gone", secrets={})
     await until(backend, handle, lambda o: o.log_bytes > 0)
     shutil.rmtree(place.root)
@@ -67,7 +67,7 @@ async def test_a_vanished_instance_is_not_made_anew(backend: Backend, place: Pla
     assert (await backend.poll([handle]))["t-gone"].state is Job.UNKNOWN
 
 
-async def test_a_folder_that_cannot_be_written_is_said(backend: Backend, tmp_path: Path, wording: Wording) -> None:
+async def test_an_unwritable_folder_is_refused(backend: Backend, tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "runs").write_text("a file")
     place = Place(platform="local", root=str(tmp_path), run_root="/runs")
     with pytest.raises(BadRequest) as refused:
@@ -85,7 +85,7 @@ async def test_home_is_expanded_and_hostile_tokens_stay_inside(backend: Backend,
 
 
 @pytest.mark.slow
-async def test_a_stranger_with_the_instances_mark_is_disclosed(backend: Backend, place: Place) -> None:
+async def test_an_unknown_process_with_the_instances_mark_is_disclosed(backend: Backend, place: Place) -> None:
     handle = await backend.submit(shell("sleep 60"), place, "t-job", secrets={})
     async with await processes.start(["sleep", "61"], env=place.env) as stranger:
         try:
@@ -111,7 +111,7 @@ def header(*lines: str) -> str:
     return "\n".join(["# /// script", *(f"# {line}" for line in lines), "# ///", "print(1)", ""])
 
 
-def test_our_own_interpreter_runs_what_it_satisfies() -> None:
+def test_a_satisfied_header_uses_our_own_interpreter() -> None:
     for text in ("print(1)", header('dependencies = ["pydantic>=2"]'), header('requires-python = ">=3.8"')):
         assert interpreter.interpreter_for(text) == (sys.executable,)
     skipped = header("dependencies = [\"no-such-thing; python_version < '3'\"]")
@@ -119,7 +119,7 @@ def test_our_own_interpreter_runs_what_it_satisfies() -> None:
 
 
 @pytest.mark.parametrize("line", ['dependencies = ["no-such-thing>=1"]', 'requires-python = "<3"'])
-def test_what_we_lack_goes_to_uv_or_is_named(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmet_requirement_goes_to_uv_or_is_named(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "/bin/uv")
     assert interpreter.interpreter_for(header(line)) == ("/bin/uv", "run", "--quiet", "--script")
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
@@ -154,7 +154,7 @@ def test_an_unreadable_requirement_is_a_bad_request() -> None:
         ({"state": "absent", "now": float("inf")}, Job.UNKNOWN, Code.NO_STATUS),
     ],
 )
-def test_what_a_status_means(status: dict[str, object], state: Job, reason: Code) -> None:
+def test_the_status_maps_to_a_state_and_a_reason(status: dict[str, object], state: Job, reason: Code) -> None:
     seen = launch.observation({"now": 100.0, **status})
     assert (seen.state, seen.reason) == (state, reason)
 
@@ -164,7 +164,7 @@ def test_a_silent_supervisor_is_stale() -> None:
     assert launch.observation(status).stale
 
 
-def test_a_cut_manifest_proves_nothing(wording: Wording) -> None:
+def test_a_truncated_manifest_is_rejected(wording: Wording) -> None:
     with pytest.raises(WardenError) as refused:
         launch.manifest([{"path": "a", "size": 1}])
     wording(refused)
@@ -176,7 +176,7 @@ def test_a_cut_manifest_proves_nothing(wording: Wording) -> None:
      '[{"path": "a", "size": -1}]\nEND', '[{"path": "a", "size": 1, "x": 1}]\nEND', '{"path": "a", "size": 1}\nEND',
      '[{"path": "\\ud800", "size": 1}]\nEND', "[" * 9999 + "\nEND", "\n" + "[" * 9999],
 )  # fmt: skip
-def test_a_manifest_that_is_not_whole_proves_nothing(lines: str) -> None:
+def test_an_incomplete_fetched_manifest_is_rejected(lines: str) -> None:
     end = '{"ok": true, "taken_at": 1.0, "files": 1, "missing": [], "skipped": [], "more_skipped": 0}'
     rows = '[{"path": "a", "size": 1}]\n[{"path": "b", "size": 2}]\n'
     assert [f.path for f in launch.fetched_manifest((rows + end).encode()).files] == ["a", "b"]

@@ -84,7 +84,7 @@ async def limits(backend: RayBackend, spec: JobSpec, place: Place) -> EngineLimi
     return found
 
 
-async def test_the_cluster_says_what_it_has(backend: RayBackend, place: Place, engine: RayEngine) -> None:
+async def test_the_cluster_reports_its_resources(backend: RayBackend, place: Place, engine: RayEngine) -> None:
     spec = engine.job("true", gpu="a100", gpu_count=2, options={"cpus": 2.5, "memory_gb": 3})
     found = await limits(backend, spec, place)
     assert found.engine == "ray" and found.version[:1].isdigit()
@@ -92,7 +92,7 @@ async def test_the_cluster_says_what_it_has(backend: RayBackend, place: Place, e
     assert (found.queue.nodes, found.queue.cpus, found.queue.gpus, found.queue.max_s) == (1, 2, {}, UNLIMITED)
 
 
-async def test_a_header_is_compared_with_the_python_of_the_cluster(backend: RayBackend, place: Place) -> None:
+async def test_a_header_is_compared_with_the_clusters_python(backend: RayBackend, place: Place) -> None:
     async def unmet() -> bool:
         return bool((await backend.readiness(place, Needs("<3.8", ("torch",)))).unmet)
 
@@ -102,7 +102,7 @@ async def test_a_header_is_compared_with_the_python_of_the_cluster(backend: RayB
     assert not (await backend.readiness(place, Needs(f">={lacks.python}", ("torch",)))).unmet
 
 
-async def test_a_job_whose_node_fails_is_preempted_and_the_next_attempt_goes_on(
+async def test_a_node_failure_preempts_the_job_and_the_next_attempt_resumes(
     backend: RayBackend, place: Place, engine: RayEngine, head: Head
 ) -> None:
     handle = await backend.submit(engine.job(RESUMES), place, "r-kill", secrets={})
@@ -133,7 +133,7 @@ def _alive(handle: Handle) -> list[str]:
     return found
 
 
-async def test_a_script_gets_what_its_header_asks_for(backend: RayBackend, place: Place, tmp_path: Path) -> None:
+async def test_a_script_gets_the_dependencies_in_its_header(backend: RayBackend, place: Place, tmp_path: Path) -> None:
     wheel = tmp_path / "tinydep-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("tinydep.py", "VALUE = 41\n")
@@ -151,7 +151,7 @@ async def test_a_script_gets_what_its_header_asks_for(backend: RayBackend, place
     assert (await backend.logs(handle)).text == "42\n"
 
 
-async def test_a_job_that_waits_is_canceled(backend: RayBackend, place: Place, engine: RayEngine, head: Head) -> None:
+async def test_a_queued_job_can_be_stopped(backend: RayBackend, place: Place, engine: RayEngine, head: Head) -> None:
     spec = engine.job("touch ran", options={"resources": {"nobody_has_it": 1}}, secrets=["TOKEN"])
     handle = await backend.submit(spec, place, "r-wait", secrets={"TOKEN": "hunter22-hunter22"})
     seen = (await backend.poll([handle]))["r-wait"]
@@ -160,7 +160,7 @@ async def test_a_job_that_waits_is_canceled(backend: RayBackend, place: Place, e
     assert await backend.stop(handle, grace_s=1) in {StopResult.PENDING, StopResult.STOPPED}
 
 
-async def test_no_secret_is_in_what_ray_keeps_or_shows(
+async def test_ray_never_stores_or_shows_a_secret(
     backend: RayBackend, place: Place, engine: RayEngine, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2-of-the-server")
@@ -202,7 +202,7 @@ async def test_an_id_that_another_tool_used_is_a_conflict(
     assert theirs["status"] in {"PENDING", "RUNNING"}, "nobody ended what is not ours"
 
 
-async def test_jobs_without_a_sandbox_are_closed_until_a_person_opens_them(
+async def test_jobs_without_a_sandbox_are_refused_by_default(
     place: Place, engine: RayEngine, head: Head, tmp_path: Path
 ) -> None:
     closed = RayBackend(SystemClock())

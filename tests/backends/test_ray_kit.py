@@ -36,7 +36,7 @@ class Played(Head):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("port", ["metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"])
-def test_a_head_whose_raylet_gave_up_on_an_agent_is_started_once_more(
+def test_a_head_whose_raylet_gave_up_on_an_agent_restarts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
     head = Played(tmp_path, [SLOW.format(port), ""])
@@ -49,9 +49,7 @@ def test_a_head_whose_raylet_gave_up_on_an_agent_is_started_once_more(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "starts"), [([SLOW.format("metrics_agent_port")] * 2, 2), ([BROKEN], 1)])
-def test_a_second_time_and_any_other_end_fail_with_the_raylets_own_words(
-    tmp_path: Path, words: list[str], starts: int
-) -> None:
+def test_a_repeated_or_other_failure_reports_the_raylets_message(tmp_path: Path, words: list[str], starts: int) -> None:
     head = Played(tmp_path, words)
     try:
         with pytest.raises(pytest.fail.Exception) as failed:

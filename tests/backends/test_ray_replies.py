@@ -58,7 +58,7 @@ def nodes(*resources: dict[str, float], state: str = "ALIVE") -> tuple[int, Any]
     [{"welcome": "here"}, "<html>", None, [1], [{}], [row(status="DANCING")], [row(status=None)],
      [row(submission_id=None)], [row(submission_id=None, metadata={})]],
 )  # fmt: skip
-def test_a_list_in_another_form_is_not_an_empty_one(found: object) -> None:
+def test_a_malformed_list_is_not_read_as_empty(found: object) -> None:
     with pytest.raises(BadReply):
         rows_of(200, found, FOLDERS)
 
@@ -66,12 +66,12 @@ def test_a_list_in_another_form_is_not_an_empty_one(found: object) -> None:
 @pytest.mark.parametrize(
     ("status", "error"), [(500, Unreachable), (502, Unreachable), (404, BadReply), (302, BadReply)]
 )
-def test_a_status_that_is_not_an_answer_is_not_an_empty_list(status: int, error: type[Exception]) -> None:
+def test_an_unexpected_status_is_not_read_as_an_empty_list(status: int, error: type[Exception]) -> None:
     with pytest.raises(error):
         rows_of(status, [], FOLDERS)
 
 
-def test_other_peoples_jobs_are_not_read_whatever_they_look_like() -> None:
+def test_foreign_jobs_are_ignored_in_any_form() -> None:
     theirs = [
         row(metadata=None),
         row(metadata={"gpuwarden_job": "gw-t", "gpuwarden_folder": "/elsewhere"}),
@@ -99,7 +99,7 @@ FIELDS = ("type", "submission_id", "status", "metadata", "message", "error_type"
 
 @pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), JSON, st.integers(100, 599))
-def test_a_list_is_read_or_refused_whatever_it_has(changes: dict[str, Any], odd: object, status: int) -> None:
+def test_any_job_list_is_read_or_refused(changes: dict[str, Any], odd: object, status: int) -> None:
     for found in ([{**row(), **changes}], [row(metadata={**row()["metadata"], "gpuwarden_attempt": odd})], [odd], odd):
         with suppress(BadReply, Unreachable):
             for ours in rows_of(status, found, FOLDERS).values():
@@ -107,7 +107,7 @@ def test_a_list_is_read_or_refused_whatever_it_has(changes: dict[str, Any], odd:
 
 
 @given(JSON, JSON, JSON)
-def test_what_a_cluster_allows_is_read_or_refused(version: object, listed: object, report: object) -> None:
+def test_any_limits_reply_is_read_or_refused(version: object, listed: object, report: object) -> None:
     resources = {"resources_total": listed, "state": "ALIVE"}
     for named in ((200, version), (200, {"ray_version": version}), VERSION):
         for seen in ((200, listed), (200, {"data": {"result": {"result": [resources]}}})):
@@ -138,9 +138,7 @@ def test_the_last_attempt_counts() -> None:
         ({"status": "STOPPED"}, Job.CANCELED, None),
     ],
 )
-def test_what_ray_says_of_an_end_that_the_runner_did_not_see(
-    changes: dict[str, Any], state: Job, code: int | None
-) -> None:
+def test_rays_status_decides_an_end_unseen_by_the_runner(changes: dict[str, Any], state: Job, code: int | None) -> None:
     seen = observation({"folder": "present", "now": 9.0}, rows_of(200, [row(**changes)], FOLDERS)["gw-t"])
     assert (seen.state, seen.exit_code, seen.meter) == (state, code, False)
     if "message" in changes:
@@ -156,7 +154,7 @@ def test_what_ray_says_of_an_end_that_the_runner_did_not_see(
         ({}, False, Code.ENGINE_TOOK),
     ],
 )
-def test_a_job_that_waited_too_long_for_room_was_dropped(wants: dict[str, Any], started: bool, reason: Code) -> None:
+def test_a_supervisor_start_timeout_preempts_the_job(wants: dict[str, Any], started: bool, reason: Code) -> None:
     spec = JobSpec(platform="ray/x", command=("true",), **wants)
     marks = options.request(spec, "gw-t", 1, "/shared/gw-t", "runner.py")["metadata"]
     late = row(status="FAILED", error_type="JOB_SUPERVISOR_ACTOR_START_TIMEOUT", metadata=marks)
@@ -165,13 +163,13 @@ def test_a_job_that_waited_too_long_for_room_was_dropped(wants: dict[str, Any], 
     assert (seen.state, seen.reason, seen.meter) == (Job.PREEMPTED, reason, False)
 
 
-def test_a_success_that_no_runner_reported_is_not_one() -> None:
+def test_a_success_not_reported_by_the_runner_is_unknown() -> None:
     found = rows_of(200, [row(status="SUCCEEDED", driver_exit_code=0)], FOLDERS)["gw-t"]
     seen = observation({"folder": "present", "now": 9.0}, found)
     assert (seen.state, seen.reason) == (Job.UNKNOWN, Code.ENGINE_DISAGREES)
 
 
-def test_what_a_cluster_has_is_the_most_of_one_machine() -> None:
+def test_limits_are_the_maximum_of_any_single_node() -> None:
     big = {"CPU": 8.0, "memory": 64.0 * 2**30, "GPU": 4.0, "accelerator_type:H100": 1.0}
     found = read_limits(VERSION, nodes(big, {"CPU": 32.0, "memory": 2.0**30}), FIXED, Asked())
     assert found.queue is not None and found.queue.gpus == {"h100": 4}
@@ -195,18 +193,18 @@ def test_what_a_cluster_has_is_the_most_of_one_machine() -> None:
         ((200, {"data": {"result": {"result": [nodes({"CPU": 1.0})[1], 7]}}}), FIXED),
     ],
 )
-def test_a_cluster_that_may_grow_or_does_not_say_has_no_known_limit(listed: Any, grows: Any) -> None:
+def test_an_autoscaling_or_silent_cluster_has_no_known_limit(listed: Any, grows: Any) -> None:
     found = read_limits(VERSION, listed, grows, Asked())
     assert found.queue is not None and (found.queue.cpus, found.queue.gpus, found.queue.nodes) == (None, None, None)
 
 
-def test_an_amount_that_makes_no_sense_is_not_counted() -> None:
+def test_an_invalid_amount_is_not_counted() -> None:
     odd: Any = {"CPU": "many", "memory": float("inf"), "GPU": [4], "accelerator_type:H100": 1.0}
     found = read_limits(VERSION, nodes(odd, {"CPU": 2.0}), FIXED, Asked())
     assert found.queue is not None and (found.queue.cpus, found.queue.memory_mb, found.queue.gpus) == (2, None, {})
 
 
-def test_a_ray_that_is_too_old_or_names_no_version_is_refused() -> None:
+def test_an_old_or_unversioned_ray_is_refused() -> None:
     with pytest.raises(NotSupported):
         read_limits((200, {"ray_version": "2.7.1"}), nodes(), FIXED, Asked())
     digits = "9" * 5_000
@@ -221,7 +219,7 @@ def test_a_ray_that_is_too_old_or_names_no_version_is_refused() -> None:
     [(None, ("127.0.0.1", 8265)), ("head", ("head", 8265)), ("head:99", ("head", 99)), ("::1", ("::1", 8265)),
      ("10.0.0.5:443", ("10.0.0.5", 443)), ("head:0", ("head:0", 8265))],
 )  # fmt: skip
-def test_an_address_has_rays_port_unless_it_names_one(host: str | None, where: tuple[str, int]) -> None:
+def test_an_address_defaults_to_rays_port(host: str | None, where: tuple[str, int]) -> None:
     assert address(Place(platform="ray/x", host=host, run_root="/r")) == where
 
 
@@ -231,7 +229,7 @@ def test_this_machine_is_known_by_any_of_its_addresses() -> None:
     assert not is_here("a" * 64) and not is_here("a..b"), "no such names are possible"
 
 
-def test_a_request_has_what_was_asked_for_and_no_secret() -> None:
+def test_a_request_carries_the_resources_and_packages() -> None:
     script = '# /// script\n# dependencies = ["trl==1.0"]\n# ///\nprint(1)\n'
     spec = JobSpec(
         platform="ray/x",
@@ -249,7 +247,7 @@ def test_a_request_has_what_was_asked_for_and_no_secret() -> None:
     assert body["submission_id"] != submission_id("gw-t", 3, "/shared/another")
 
 
-def test_an_option_that_ray_lacks_is_refused_with_those_that_it_has() -> None:
+def test_an_unknown_ray_option_is_refused() -> None:
     with pytest.raises(BadRequest, match="partition"):
         options.read_options(JobSpec(platform="ray/x", command=("true",), options={"partition": "a"}))
 
@@ -331,7 +329,7 @@ JOB = JobSpec(platform="ray/x", command=("true",))
         ((502, HTML), Unreachable),
     ],
 )
-async def test_what_is_not_a_dashboards_answer_is_unknown_and_gets_no_job(
+async def test_a_reply_not_from_a_dashboard_is_unknown_and_gets_no_job(
     dashboard: Dashboard, reply: tuple[int, str] | None, error: type[Exception]
 ) -> None:
     backend, place = dashboard.backend, dashboard.place
@@ -351,7 +349,7 @@ async def test_what_is_not_a_dashboards_answer_is_unknown_and_gets_no_job(
 
 
 @pytest.mark.anyio
-async def test_a_dashboard_that_is_not_up_is_unknown(dashboard: Dashboard) -> None:
+async def test_a_stopped_dashboard_is_unknown(dashboard: Dashboard) -> None:
     dashboard.server.shutdown()
     dashboard.server.server_close()
     assert isinstance(await dashboard.backend.find(dashboard.place, "t"), Unknown)
@@ -360,7 +358,7 @@ async def test_a_dashboard_that_is_not_up_is_unknown(dashboard: Dashboard) -> No
 
 
 @pytest.mark.anyio
-async def test_a_cluster_that_is_too_old_says_so(dashboard: Dashboard) -> None:
+async def test_an_outdated_cluster_is_refused_with_its_version(dashboard: Dashboard) -> None:
     dashboard.replies = {"GET /api/version": (200, '{"ray_version": "2.7.1"}'), "*": (404, HTML)}
     with pytest.raises(NotSupported, match=r"2\.7\.1"):
         await dashboard.backend.limits(JOB, dashboard.place)
@@ -385,7 +383,7 @@ async def test_an_id_that_another_tool_used_is_a_conflict_and_leaves_no_secret(
 
 
 @pytest.mark.anyio
-async def test_a_job_that_never_came_to_ray_leaves_no_secret(dashboard: Dashboard) -> None:
+async def test_a_job_that_never_reached_ray_leaves_no_secret(dashboard: Dashboard) -> None:
     backend, place = dashboard.backend, dashboard.place
     handle = await backend.handle_of(place, "t")
 
@@ -415,7 +413,7 @@ async def test_a_reply_about_another_job_confirms_nothing(dashboard: Dashboard, 
 
 
 @pytest.mark.anyio
-async def test_a_job_can_not_hide_the_others_by_what_it_puts_into_its_folder(dashboard: Dashboard) -> None:
+async def test_a_job_cannot_hide_others_through_its_folder(dashboard: Dashboard) -> None:
     backend, place = dashboard.backend, dashboard.place
     handle = await backend.handle_of(place, "t")
     (Path(handle.run_dir) / "secrets.1.json/full").mkdir(parents=True)
@@ -427,7 +425,7 @@ async def test_a_job_can_not_hide_the_others_by_what_it_puts_into_its_folder(das
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("output", ["/etc", "/work/../etc/x", "{root}/../private", "{root}"])
-async def test_an_absolute_output_is_on_the_shared_path(dashboard: Dashboard, output: str) -> None:
+async def test_an_absolute_output_outside_the_shared_path_is_refused(dashboard: Dashboard, output: str) -> None:
     spec = JOB.model_copy(update={"outputs": (output.format(root=dashboard.place.run_root),)})
     dashboard.jobs()
     with pytest.raises(BadRequest):
@@ -437,9 +435,7 @@ async def test_an_absolute_output_is_on_the_shared_path(dashboard: Dashboard, ou
 
 @pytest.mark.anyio
 @pytest.mark.attack("files", "turns an output into a link to the files of the machine that copies it")
-async def test_an_output_that_became_a_link_copies_no_file_of_this_machine(
-    dashboard: Dashboard, tmp_path: Path
-) -> None:
+async def test_an_output_replaced_by_a_link_copies_no_local_file(dashboard: Dashboard, tmp_path: Path) -> None:
     handle = await dashboard.backend.handle_of(dashboard.place, "t")
     shared, private = tmp_path / "runs/shared", tmp_path / "private"
     for folder in (Path(handle.run_dir), shared, private):
@@ -456,9 +452,7 @@ async def test_an_output_that_became_a_link_copies_no_file_of_this_machine(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kill", [False, True])
-async def test_an_entrypoint_takes_its_secrets_and_leaves_no_command_when_it_is_killed(
-    dashboard: Dashboard, kill: bool
-) -> None:
+async def test_an_entrypoint_consumes_secrets_and_leaves_no_command_running(dashboard: Dashboard, kill: bool) -> None:
     backend, place = dashboard.backend, dashboard.place
     dashboard.jobs()
     run_dir = (await backend.handle_of(place, "t")).run_dir

@@ -49,7 +49,7 @@ def ctx(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Co
 
 @pytest.mark.slow
 @pytest.mark.real
-async def test_what_a_script_of_a_cluster_can_t_start_with_is_refused(ctx: Context, tmp_path: Path) -> None:
+async def test_unmet_script_requirements_on_a_cluster_are_reported(ctx: Context, tmp_path: Path) -> None:
     [(severity, said)] = await found(ctx, train(script=header("no-such-thing>=1")), "PF-PLACE-003")
     assert severity is Severity.ERROR and "no-such-thing>=1" in said
     [(severity, said)] = await found(ctx, train(script=header(python=">=3.30")), "PF-PLACE-003")
@@ -92,13 +92,13 @@ def summary(*nodes: object) -> tuple[int, Any]:
         ((404, "not found"), None),
     ],
 )
-def test_the_python_of_a_ray_cluster_is_known_where_all_nodes_name_it(
+def test_a_ray_clusters_python_is_known_if_all_nodes_agree(
     reply: tuple[int, Any], python: tuple[int, int] | None
 ) -> None:
     assert python_of(reply) == python
 
 
-async def test_what_a_ray_cluster_surely_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uncertain_ray_cluster_gaps_are_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [summary(node(RAYLET))]
 
     async def ask(place: Place, method: str, path: str) -> tuple[int, Any]:
@@ -147,7 +147,7 @@ async def test_what_a_ray_cluster_surely_lacks(tmp_path: Path, monkeypatch: pyte
         ("team/train:3.10", ()),
     ],
 )
-def test_what_the_name_of_an_image_says(image: str, lacks: tuple[str, ...]) -> None:
+def test_an_image_name_shows_unmet_requirements(image: str, lacks: tuple[str, ...]) -> None:
     needs = Needs(">=3.11", ("torch>=2.8", "pip", "numpy; platform_machine == 'arm64'", "not a requirement"))
     there = image_readiness(image, needs)
     assert (there.unmet, there.no_python) == (lacks, False) and image in there.where
@@ -164,11 +164,11 @@ def test_what_the_name_of_an_image_says(image: str, lacks: tuple[str, ...]) -> N
         ("team/ubuntu:22.04", False),
     ],
 )
-def test_an_image_without_a_python(image: str, none: bool) -> None:
+def test_an_image_name_shows_whether_python_is_missing(image: str, none: bool) -> None:
     assert image_readiness(image, Needs()).no_python is none
 
 
-def test_imports_of_a_command_are_not_in_a_plain_image() -> None:
+def test_a_plain_image_lacks_the_commands_imports() -> None:
     needs = Needs(program="python", modules=("torch",))
     assert image_readiness("python:3.12", needs).no_modules == ("torch",)
     assert not image_readiness("python:3.12", Needs(modules=("torch",), env={"PYTHONPATH": "/data"})).no_modules

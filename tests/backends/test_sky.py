@@ -54,7 +54,7 @@ class TestSky(EngineContract):
 
 
 @pytest.mark.prove
-async def test_a_job_that_never_came_to_its_runner_shows_skypilots_own_log(
+async def test_a_job_that_never_reached_its_runner_shows_skypilots_log(
     backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer
 ) -> None:
     handle = await backend.submit(engine.job("true"), place, "s-none", secrets={})
@@ -73,7 +73,7 @@ async def test_a_job_that_never_came_to_its_runner_shows_skypilots_own_log(
 
 
 @pytest.mark.prove
-async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
+async def test_secrets_use_skypilots_secrets_and_the_job_gets_only_its_own(
     backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer
 ) -> None:
     spec = engine.job('echo "$TOKEN" | wc -c; echo "${GPUWARDEN_ORDER-none}"', secrets=["TOKEN"])
@@ -102,7 +102,7 @@ async def test_a_job_that_is_being_submitted_is_not_gone(
 
 
 @pytest.mark.prove
-async def test_a_state_that_nobody_knows_is_no_end(
+async def test_an_unknown_state_is_rejected(
     backend: SkyBackend, place: Place, engine: SkyEngine, sky_server: SkyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = await backend.submit(engine.job("true"), place, "s-odd", secrets={})

@@ -32,7 +32,7 @@ def interpreter(folder: Path, answer: str) -> dict[str, str]:
     return {"GPUWARDEN_SKY_PYTHON": str(file), "PATH": "/usr/bin:/bin"}
 
 
-def test_the_interpreter_is_the_one_beside_the_program(tmp_path: Path) -> None:
+def test_the_interpreter_next_to_the_sky_program_is_used(tmp_path: Path) -> None:
     (tmp_path / "venv").mkdir()
     for name in ("sky", "python"):
         (tmp_path / "venv" / name).write_text("#!/bin/sh\n")
@@ -73,12 +73,12 @@ async def test_an_interpreter_without_skypilot_is_named(tmp_path: Path, python: 
         ),
     ],
 )  # fmt: skip
-async def test_what_is_no_answer_is_never_read_as_one(tmp_path: Path, answer: str, error: type[Exception]) -> None:
+async def test_a_failed_or_malformed_answer_raises(tmp_path: Path, answer: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         await SkyClient(interpreter(tmp_path, answer)).ask(Done, "act", timeout_s=0.5 if "sleep" in answer else 30)
 
 
-async def test_a_process_that_ended_is_started_again(tmp_path: Path) -> None:
+async def test_an_ended_process_is_restarted(tmp_path: Path) -> None:
     flag = tmp_path / "once"
     answer = f"""[ -e {flag} ] || {{ touch {flag}; exit 1; }}; echo '{{"ok": true, "value": {{"done": true}}}}'"""
     sky = SkyClient(interpreter(tmp_path, answer))
@@ -98,7 +98,7 @@ def ended() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("most", [100, 1 << 20])
-async def test_the_end_of_a_long_log_is_kept_and_cursors_count_from_its_beginning(
+async def test_a_long_log_keeps_its_end_and_cursors_count_from_the_start(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     lines = [f"step {n}\n" for n in range(100)]
@@ -134,12 +134,12 @@ async def test_the_end_of_a_long_log_is_kept_and_cursors_count_from_its_beginnin
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a_b", "../x", "ü", "x" * 70, "end-"])
-def test_a_token_that_no_cluster_can_have_is_refused(token: str) -> None:
+def test_a_token_unfit_for_a_cluster_name_is_refused(token: str) -> None:
     with pytest.raises(BadRequest):
         cluster_name(token)
 
 
-def test_a_name_that_leads_elsewhere_has_no_token() -> None:
+def test_a_foreign_or_unsafe_name_has_no_token() -> None:
     assert token_of("gw-j1-i1") == "j1-i1"
     odd = (
         "gw-",
@@ -165,15 +165,15 @@ def test_a_name_that_leads_elsewhere_has_no_token() -> None:
         ({"options": {"zone": "eu-a", "cpus": "4+"}}, {"infra": "aws/*/eu-a", "cpus": "4+"}),
     ],
 )
-def test_a_request_is_a_task_that_runs_nothing(given: dict[str, Any], resources: dict[str, Any]) -> None:
+def test_resources_become_a_task_that_runs_nothing(given: dict[str, Any], resources: dict[str, Any]) -> None:
     assert task("aws", Resources.model_validate(given)) == {"name": "gpuwarden", "resources": resources}
 
 
-def test_the_switch_is_never_earlier_than_the_deadline() -> None:
+def test_autostop_never_comes_before_the_deadline() -> None:
     assert [minutes(s) for s in (1, 60, 61, 7_200, None)] == [1, 1, 2, 120, 60]
 
 
-def test_one_infrastructure_of_many_is_rented_under_its_own_name(tmp_path: Path) -> None:
+def test_each_sky_infrastructure_has_its_own_platform_name(tmp_path: Path) -> None:
     ctx = open_house(tmp_path, SystemClock())
     ctx.env = {"SKYPILOT_SERVICE_ACCOUNT_TOKEN": "sky_" + "t" * 20}
     provider = ctx.provider("sky/aws")

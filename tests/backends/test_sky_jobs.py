@@ -101,7 +101,7 @@ async def test_a_recovery_is_shown_and_starts_in_an_empty_folder(
 
 
 @pytest.mark.prove
-async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
+async def test_secrets_use_skypilots_secrets_and_the_job_gets_only_its_own(
     backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
 ) -> None:
     spec = engine.job('echo "$TOKEN" | wc -c; echo "${GPUWARDEN_ORDER-none}"; echo $TOKEN', secrets=["TOKEN"])
@@ -115,7 +115,7 @@ async def test_secrets_go_as_skypilots_own_and_the_job_gets_only_its_own(
 
 
 @pytest.mark.prove
-async def test_a_script_brings_its_arguments_and_a_refused_launch_says_why(
+async def test_a_script_gets_its_arguments_and_a_refused_launch_shows_why(
     backend: SkyJobsBackend, place: Place, sky_server: SkyServer
 ) -> None:
     words = ("a b", "$HOME", "'\"", "END_OF_FILES", "ü")
@@ -136,7 +136,7 @@ async def test_a_script_brings_its_arguments_and_a_refused_launch_says_why(
 
 
 @pytest.mark.prove
-async def test_a_launch_that_is_on_its_way_is_found_and_not_sent_again(
+async def test_a_pending_launch_is_found_and_not_resent(
     backend: SkyJobsBackend, place: Place, engine: ManagedEngine, sky_server: SkyServer
 ) -> None:
     sky_server.held = True
@@ -160,7 +160,7 @@ async def test_a_launch_that_is_on_its_way_is_found_and_not_sent_again(
 
 
 @pytest.mark.prove
-async def test_nothing_is_read_from_a_machine_that_nobody_reaches(backend: SkyJobsBackend) -> None:
+async def test_reading_files_from_an_unreachable_machine_raises(backend: SkyJobsBackend) -> None:
     handle = backend._handle(PLACE, "m-files")
     for asking in (backend.list_files(handle, ["out"]), backend.manifest(handle, ["out"])):
         with pytest.raises(Unreachable):
@@ -197,14 +197,14 @@ def job(**changes: Any) -> ManagedJob:
         ({"status": "FAILED_CONTROLLER", "schedule": "DONE"}, Job.FAILED, None, None),
     ],
 )
-def test_a_state_of_the_controllers_is_a_job_and_a_meter(
+def test_controller_states_map_to_job_states_and_meters(
     changes: dict[str, Any], state: Job, code: int | None, meter: bool | None
 ) -> None:
     seen = observation(job(**changes))
     assert (seen.state, seen.exit_code, seen.meter, seen.attempt) == (state, code, meter, 2)
 
 
-def test_a_state_that_nobody_knows_is_no_end() -> None:
+def test_an_unknown_state_is_rejected() -> None:
     with pytest.raises(BadReply, match="WAITING_FOR_GODOT"):
         observation(job(status="WAITING_FOR_GODOT"))
 
@@ -231,7 +231,7 @@ async def test_a_job_that_left_the_queue_while_it_was_stopped_is_gone(error: War
     assert await backend.stop(backend._handle(PLACE, "t")) is StopResult.GONE
 
 
-async def test_a_cancel_that_is_refused_is_an_error_while_the_job_is_there() -> None:
+async def test_a_refused_cancel_raises_only_while_the_job_is_active() -> None:
     backend = SkyJobsBackend(SystemClock(), Queue([(job(),), (job(),)], STOPPED_CONTROLLER))
     with pytest.raises(Conflict, match="not up"):
         await backend.stop(backend._handle(PLACE, "t"))
@@ -241,7 +241,7 @@ async def test_a_cancel_that_is_refused_is_an_error_while_the_job_is_there() -> 
 
 
 @pytest.mark.prove
-def test_skypilots_own_type_has_exactly_these_states_and_fields(sky_server: SkyServer) -> None:
+def test_our_states_and_fields_match_skypilots_own_type(sky_server: SkyServer) -> None:
     ask = (
         "from sky.schemas.api.responses import ManagedJobRecord as R; from sky.jobs import ManagedJobStatus as S\n"
         "import json; print(json.dumps([[s.value for s in S], [s.value for s in S if s.is_terminal()], "
@@ -255,7 +255,7 @@ def test_skypilots_own_type_has_exactly_these_states_and_fields(sky_server: SkyS
     assert set(FarManaged(1, "x", {}, Path("/nowhere")).row()) <= set(fields)
 
 
-def test_the_option_leads_to_the_platform_of_managed_jobs() -> None:
+def test_the_managed_option_selects_the_managed_jobs_platform() -> None:
     spec = JobSpec(platform="sky/aws", command=("true",), options={"managed": True, "cpus": "4+"})
     found = SkyJobsBackend(SystemClock()).settle(SkyBackend(SystemClock()).settle(spec))
     assert (found.platform, found.options) == ("sky-jobs/aws", {"cpus": "4+"})
@@ -271,7 +271,7 @@ def test_the_name_has_the_reservation_and_the_attempt() -> None:
     assert {named(name) for name in ("gw-j1", "gw-j1-a0", "x-a1", "", "gw-j1-a1\n")} == {("", 0)}
 
 
-def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path: Path, wording: Wording) -> None:
+def test_a_command_with_a_store_starts_only_with_an_uploader(tmp_path: Path, wording: Wording) -> None:
     spec = JobSpec(platform="sky-jobs/aws", command=("true",), outputs=("out",), artifact_store="s3://runs/team")
     text = command(spec, PLACE, "m-client", 1)
     bare = tmp_path / "bin"
@@ -292,9 +292,7 @@ def test_a_command_with_a_store_starts_only_where_something_can_upload(tmp_path:
     wording(done.stdout, "uv", "boto3")
 
 
-def test_the_uploader_of_a_recovered_job_is_told_that_another_machine_may_have_uploaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recovered_jobs_uploader_expects_earlier_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = JobSpec(platform="sky-jobs/aws", command=("true",), outputs=("out",), artifact_store="s3://runs/team")
     packed = max(re.findall(r"(?:[A-Za-z0-9+/=]+\n)+", command(spec, PLACE, "m-again", 1)), key=len)
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as tar:
@@ -310,7 +308,7 @@ def test_the_uploader_of_a_recovered_job_is_told_that_another_machine_may_have_u
     assert order["recovers"] and len(Keeper(str(tmp_path), order).first) == 8
 
 
-def test_a_script_that_is_too_long_is_refused_before_anything_is_sent(wording: Wording) -> None:
+def test_an_oversized_script_is_refused_before_anything_is_sent(wording: Wording) -> None:
     letters = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=1_040_000))
     with pytest.raises(BadRequest) as refused:
         command(JobSpec(platform="sky-jobs/aws", script=f"x = '{letters}'"), PLACE, "m-long", 1)

@@ -43,7 +43,7 @@ def provider(real: RealServer, tmp_path: Path) -> SkyProvider:
     return SkyProvider(profile, tmp_path, SystemClock(), real.env)
 
 
-async def test_the_double_has_the_paths_and_fields_of_the_real_server(real: RealServer) -> None:
+async def test_the_double_matches_the_real_servers_paths_and_fields(real: RealServer) -> None:
     described = real.read("/openapi.json")
     verbs = {name.removeprefix("do_") for name in dir(sky_kit.SkyServer) if name.startswith("do_")}
     paths = {f"/{verb.replace('__', '/')}" for verb in verbs} | {"/api/health", "/api/get", "/api/status"}
@@ -64,7 +64,7 @@ async def test_the_double_has_the_paths_and_fields_of_the_real_server(real: Real
     assert (health["version"], health["api_version"]) == (sky_kit.HEALTH["version"], sky_kit.HEALTH["api_version"])
 
 
-async def test_an_empty_server_answers_every_question(real: RealServer, provider: SkyProvider) -> None:
+async def test_an_empty_server_answers_every_request(real: RealServer, provider: SkyProvider) -> None:
     sky = SkyClient(real.env)
     assert await provider.list() == Known(())
     assert await provider.find("never") == Known(())
@@ -136,7 +136,7 @@ async def test_a_managed_job_is_queued_adopted_and_canceled_by_the_real_controll
     assert await meter.list() == Known(())
 
 
-async def test_a_server_that_ended_is_unreachable_and_is_not_started_by_a_question(
+async def test_a_stopped_server_is_unreachable_and_not_started_by_a_request(
     real: RealServer, provider: SkyProvider
 ) -> None:
     real.stop()

@@ -107,7 +107,7 @@ async def looked(provider: SkyProvider, name: str, state: InstanceState) -> Inst
             await anyio.sleep(1)
 
 
-async def test_the_whole_life_of_a_cluster_and_its_jobs(
+async def test_full_lifecycle_of_a_cluster_and_its_jobs(
     real: RealServer, provider: SkyProvider, tmp_path: Path
 ) -> None:
     name = "gw-life"

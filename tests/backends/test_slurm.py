@@ -89,7 +89,7 @@ class TestSlurmArrays(ArrayContract):
 
 
 @pytest.mark.slow
-async def test_the_cluster_says_what_it_allows(backend: SlurmBackend, place: Place, engine: SlurmEngine) -> None:
+async def test_the_cluster_reports_its_limits(backend: SlurmBackend, place: Place, engine: SlurmEngine) -> None:
     spec = engine.job("true", timeout_s=3_600, gpu="a100", gpu_count=2, options={"cpus": 2, "nodes": 2})
     found = await backend.limits(spec, place)
     assert (found.engine, found.version[:2].isdigit(), found.accounts, found.max_array) == ("slurm", True, None, 101)
@@ -117,7 +117,7 @@ async def test_the_cluster_says_what_it_allows(backend: SlurmBackend, place: Pla
         ({"options": {"constraint": "a100"}}, {"PF-ENG-006"}),
     ],
 )
-async def test_the_submit_gate_refuses_what_would_wait_for_ever(
+async def test_the_submit_gate_refuses_jobs_that_would_wait_forever(
     ctx: Context, given: dict[str, Any], rules: set[str]
 ) -> None:
     facts = await gather(ctx, train(**given))
@@ -130,7 +130,7 @@ RANKS = 'srun --overlap sh -c "echo rank on \\$SLURMD_NODENAME"'
 
 
 @pytest.mark.slow
-async def test_a_job_on_several_nodes_looks_at_them_in_its_allocation_before_it_starts(
+async def test_a_multi_node_job_checks_its_nodes_before_it_starts(
     backend: SlurmBackend, place: Place, engine: SlurmEngine
 ) -> None:
     handle = await backend.submit(engine.job(RANKS, options={"nodes": 2}), place, "w-two", secrets={})
@@ -154,7 +154,7 @@ async def test_a_job_on_several_nodes_looks_at_them_in_its_allocation_before_it_
          "silent"),
     ],
 )  # fmt: skip
-async def test_a_job_whose_nodes_cant_work_together_ends_before_its_command(
+async def test_a_failed_node_check_ends_the_job_before_its_command(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, monkeypatch: pytest.MonkeyPatch,
     read: str, other: str, env: dict[str, str], code: str,
 ) -> None:  # fmt: skip
@@ -173,7 +173,7 @@ async def test_a_job_whose_nodes_cant_work_together_ends_before_its_command(
 
 
 @pytest.mark.slow
-async def test_a_warned_job_saves_is_queued_again_and_goes_on(
+async def test_a_warned_job_saves_requeues_and_resumes(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster
 ) -> None:
     handle = await backend.submit(engine.job(RESUMES), place, "w-warn", secrets={"KEY": "hunter22-hunter22"})
@@ -219,7 +219,7 @@ async def test_a_preempted_job_makes_room_and_resumes(
 
 
 @pytest.mark.prove
-async def test_a_job_that_may_not_restart_is_preempted_for_the_lifecycle(
+async def test_a_warned_job_without_restarts_is_reported_preempted(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster
 ) -> None:
     handle = await backend.submit(engine.job(RESUMES, max_restarts=0), place, "w-never", secrets={"KEY": "k" * 12})
@@ -254,14 +254,16 @@ async def test_another_job_of_the_same_name_is_not_ours(
 
 
 @pytest.mark.slow
-async def test_what_slurm_refuses_is_refused_for_good(backend: SlurmBackend, place: Place, engine: SlurmEngine) -> None:
+async def test_a_submit_refused_by_slurm_leaves_no_job(
+    backend: SlurmBackend, place: Place, engine: SlurmEngine
+) -> None:
     with pytest.raises(BadRequest, match="invalid partition"):
         await backend.submit(engine.job("true", options={"partition": "nope"}), place, "w-no", secrets={})
     assert await backend.find(place, "w-no") == Known(None)
 
 
 @pytest.mark.prove
-async def test_a_batch_script_that_never_came_to_the_job_says_why(
+async def test_a_batch_script_that_never_reached_the_job_reports_why(
     backend: SlurmBackend, place: Place, engine: SlurmEngine
 ) -> None:
     handle = await backend.submit(engine.job("true", options={"modules": ["cuda/12.4"]}), place, "w-mod", secrets={})
@@ -271,7 +273,7 @@ async def test_a_batch_script_that_never_came_to_the_job_says_why(
 
 
 @pytest.mark.prove
-async def test_a_job_that_slurm_forgot_ends_by_its_runners_last_word_or_is_unknown(
+async def test_a_job_forgotten_by_slurm_takes_its_runners_last_status_or_is_unknown(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster
 ) -> None:
     done = await backend.submit(engine.job("exit 4"), place, "w-done", secrets={})
@@ -290,7 +292,7 @@ async def test_a_job_that_slurm_forgot_ends_by_its_runners_last_word_or_is_unkno
 
 
 @pytest.mark.prove
-async def test_a_job_that_slurm_forgot_is_neither_lost_nor_canceled_while_its_runner_goes_on(
+async def test_a_job_forgotten_by_slurm_stays_unknown_while_its_runner_runs(
     ctx: Context, engine: SlurmEngine, cluster: Cluster
 ) -> None:
     """The list may come from another cluster, or `slurmctld` may have lost its state."""
@@ -309,7 +311,7 @@ async def test_a_job_that_slurm_forgot_is_neither_lost_nor_canceled_while_its_ru
 
 
 @pytest.mark.prove
-async def test_no_secret_is_in_what_slurm_keeps_or_shows(
+async def test_slurm_never_stores_or_shows_a_secret(
     backend: SlurmBackend, place: Place, engine: SlurmEngine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2-of-the-server")
@@ -330,7 +332,7 @@ async def test_no_secret_is_in_what_slurm_keeps_or_shows(
 
 
 @pytest.mark.prove
-async def test_the_same_over_ssh(cluster: Cluster, engine: SlurmEngine, tmp_path: Path, sshd: Sshd) -> None:
+async def test_a_slurm_job_runs_over_ssh(cluster: Cluster, engine: SlurmEngine, tmp_path: Path, sshd: Sshd) -> None:
     far = SlurmBackend(SystemClock(), config=sshd.config)
     place = place_of(cluster, tmp_path, "box")
     try:
@@ -393,7 +395,7 @@ async def advanced(ctx: Context, fan_id: str, good: Callable[[FanOutResult], boo
 
 
 @pytest.mark.prove
-async def test_a_fan_out_is_one_array_of_which_a_killed_task_is_queued_again_and_nothing_runs_twice(
+async def test_a_fan_out_array_requeues_a_killed_task_and_reruns_no_other(
     ctx: Context, cluster: Cluster, tmp_path: Path
 ) -> None:
     runs = tmp_path / "said"
@@ -423,7 +425,7 @@ async def test_a_fan_out_is_one_array_of_which_a_killed_task_is_queued_again_and
 
 
 @pytest.mark.prove
-async def test_a_fan_out_that_no_array_takes_is_refused_before_anything_is_sent(ctx: Context, cluster: Cluster) -> None:
+async def test_a_fan_out_too_large_for_an_array_is_refused_before_submission(ctx: Context, cluster: Cluster) -> None:
     listing = gridded(train(name="wide"), {"lr": [str(n) for n in range(102)]}, 0, max_machines=4)
     with pytest.raises(Refused, match="PF-ENG-008"):
         await fan_out(ctx, listing)
@@ -431,7 +433,7 @@ async def test_a_fan_out_that_no_array_takes_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.slow
-async def test_the_login_nodes_own_cluster_is_closed_until_a_person_opens_it(ctx: Context) -> None:
+async def test_the_login_nodes_own_cluster_is_refused_by_default(ctx: Context) -> None:
     ctx._backends.clear()
     ctx.policy = ctx.policy.model_copy(update={"local": Local()})
     with pytest.raises(NoSandbox):

@@ -60,7 +60,7 @@ def words(finding: Finding) -> set[str]:
     return set(re.findall(r"\w+", finding.message))
 
 
-async def test_the_accounts_and_their_limits_are_read_with_what_counts_already(
+async def test_account_limits_are_read_with_current_usage(
     backend: SlurmBackend, place: Place, engine: SlurmEngine
 ) -> None:
     waits = [await backend.submit(engine.job("true", options={"partition": "closed"}), place, "w-there", secrets={})]
@@ -118,7 +118,7 @@ async def test_the_accounts_and_their_limits_are_read_with_what_counts_already(
         ({"options": {"qos": "none"}}, "PF-ENG-008", ("none",)),
     ],
 )
-async def test_the_gate_refuses_what_accounting_would_and_names_the_figure(
+async def test_the_gate_applies_accounting_limits_and_names_the_figure(
     ctx: Context, given: dict[str, Any], rule: str, said: tuple[str, ...]
 ) -> None:
     blocks = [f for f in await found(ctx, **given) if f.blocks]
@@ -126,7 +126,7 @@ async def test_the_gate_refuses_what_accounting_would_and_names_the_figure(
     assert set(said) <= words(blocks[0]) and blocks[0].fix
 
 
-async def test_a_fan_out_of_more_cells_than_may_be_submitted_is_refused_before_anything_is_sent(
+async def test_a_fan_out_above_the_submit_limit_is_refused_before_submission(
     ctx: Context, accounted: Accounted
 ) -> None:
     plan = gridded(train(name="wide"), {"lr": [str(n) for n in range(7)]}, 0, max_machines=2)
@@ -142,7 +142,7 @@ async def test_a_fan_out_of_more_cells_than_may_be_submitted_is_refused_before_a
     }, "the QOS allows three"
 
 
-async def test_the_last_place_in_the_queue_is_taken_and_the_next_job_is_refused_once(
+async def test_a_job_above_the_submit_limit_is_refused_with_one_finding(
     ctx: Context, backend: SlurmBackend, place: Place, engine: SlurmEngine
 ) -> None:
     quick = engine.job("true", timeout_s=300, options={"qos": "short", "partition": "closed"})
@@ -155,7 +155,7 @@ async def test_the_last_place_in_the_queue_is_taken_and_the_next_job_is_refused_
     assert not [f for f in await found(ctx, timeout_s=300, options={"qos": "short"}) if f.blocks]
 
 
-async def test_accounting_that_is_down_is_unknown_and_never_without_limits(ctx: Context, accounted: Accounted) -> None:
+async def test_unreachable_accounting_blocks_instead_of_lifting_limits(ctx: Context, accounted: Accounted) -> None:
     with accounted.without_accounts():
         blocks = [f for f in await found(ctx) if f.blocks]
         assert [f.rule for f in blocks] == ["PF-ENG-001"]

@@ -72,7 +72,7 @@ def played(tmp_path: Path) -> Played:
     "written", ['{"asked_at": "soon"}', '{"asked_at": 1e300}', '{"asked_at": -5}', "[" * 50_000, "7"]
 )
 @pytest.mark.attack("ending", "writes its own stop.json, so that its grace never ends")
-def test_a_job_cant_make_itself_unstoppable_by_what_it_writes(played: Played, written: str) -> None:
+def test_a_forged_stop_file_never_makes_a_job_unstoppable(played: Played, written: str) -> None:
     played.hears()
     (played.run_dir / "stop.json").write_text(written)
     assert played.stop() == {"ok": True, "result": "stopped"}
@@ -82,7 +82,7 @@ def test_a_job_cant_make_itself_unstoppable_by_what_it_writes(played: Played, wr
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["folder", "pipe", "link"])
 @pytest.mark.attack("ending", "puts something else where its stop is written down")
-def test_a_job_cant_make_itself_unstoppable_by_what_it_puts_there(played: Played, what: str) -> None:
+def test_a_blocked_stop_path_never_makes_a_job_unstoppable(played: Played, what: str) -> None:
     played.hears()
     path = played.run_dir / "stop.json"
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/etc/passwd")}[what]()
@@ -93,7 +93,7 @@ def test_a_job_cant_make_itself_unstoppable_by_what_it_puts_there(played: Played
 
 
 @pytest.mark.attack("ending", "puts pipes where its log and its status were, so that reading them never ends")
-def test_a_job_cant_blind_the_look_at_all_jobs_with_a_pipe(played: Played) -> None:
+def test_a_pipe_in_a_run_folder_never_blocks_the_job_list(played: Played) -> None:
     for name in ("status.json.x", "engine.log", "gw-j1-a1.array", "gw-j1-a1.submitted"):
         os.mkfifo(played.run_dir / name)
     request = {"folders": {"gw-j1": str(played.run_dir)}}
@@ -103,7 +103,7 @@ def test_a_job_cant_blind_the_look_at_all_jobs_with_a_pipe(played: Played) -> No
 
 @pytest.mark.parametrize("forged", ["gw-j1-a0", "gw-j1-a01", "gw-j1-a", "gw-j1-a99999", "gw-j1-a\u0661"])
 @pytest.mark.attack("ending", "starts a job of its own under a name that breaks the reading of the list of all jobs")
-def test_a_job_cant_blind_the_look_at_all_jobs_with_a_name(played: Played, forged: str) -> None:
+def test_a_forged_job_name_never_breaks_the_job_list(played: Played, forged: str) -> None:
     (played.run_dir / f"{forged}.submitted").write_text("{}")
     (played.run_dir / f"{forged}.array").write_text("{}")
     rows = [played.row, {**played.row, "job_id": 8, "name": forged}]
@@ -122,7 +122,7 @@ def test_a_job_cant_blind_the_look_at_all_jobs_with_a_name(played: Played, forge
     ],
 )
 @pytest.mark.attack("ending", "names another job's array in its own folder, so that the other job is not found")
-def test_a_job_cant_hide_anothers_array(played: Played, forged: dict[str, Any]) -> None:
+def test_a_job_cannot_hide_another_jobs_array(played: Played, forged: dict[str, Any]) -> None:
     runs = played.run_dir.parent
     home, task = runs / "gw-all", runs / "gw-k1"
     home.mkdir(), task.mkdir()
@@ -143,7 +143,7 @@ def test_a_job_cant_hide_anothers_array(played: Played, forged: dict[str, Any]) 
     "folder", ["/tmp/a\u2028b", "/tmp/a\x0bb", "/tmp/a\x85b", "/tmp/a\nb", "/tmp/a\nx|gw-j1-a1|", "/a|b"]
 )
 @pytest.mark.attack("ending", "starts a job in a folder whose name breaks the lines of the accounting")
-def test_a_job_cant_blind_the_accounting_with_a_folder(played: Played, folder: str) -> None:
+def test_a_forged_folder_never_breaks_the_accounting_list(played: Played, folder: str) -> None:
     other = played.run_dir.parent / "gw-j2"
     other.mkdir()
     rest = "COMPLETED|0:0|1700000000|1700000001|1700000002|1|p|x|n"
@@ -158,7 +158,7 @@ def test_a_job_cant_blind_the_accounting_with_a_folder(played: Played, folder: s
 
 @pytest.mark.parametrize("name", ["a|b|c|d|e|f|g|h|i-j", "a\u2028b", "a\nb", "x|x|x|x|x|x|x|x|x|x|x|1-2-x"])
 @pytest.mark.attack("ending", "starts a job under a name that breaks the list of a Slurm without JSON")
-def test_a_name_cant_blind_the_list_as_text(played: Played, name: str) -> None:
+def test_a_forged_name_never_breaks_the_text_list(played: Played, name: str) -> None:
     row = f"7|7|N/A|gw-j1-a1|RUNNING|None|p|n|1|2|3|1:00|{slurm_agent.getpass_user()}|{played.run_dir}"
     lines = played.run_dir.parent / "lines"
     lines.write_text(f"8|8|N/A|{name}|RUNNING|None|p|n|1|2|3|1:00|me|/tmp\n{row}\n")
@@ -168,7 +168,7 @@ def test_a_name_cant_blind_the_list_as_text(played: Played, name: str) -> None:
 
 
 @pytest.mark.parametrize("folder", [{"set": True}, ["/x"], 7])
-def test_a_folder_of_another_type_is_another_job(played: Played, folder: object) -> None:
+def test_a_row_with_an_invalid_folder_is_ignored(played: Played, folder: object) -> None:
     rows = [played.row, {**played.row, "job_id": 8, "current_working_directory": folder}]
     played.play("squeue", f"echo '{json.dumps({'jobs': rows})}'")
     found = slurm_agent.jobs({"folders": {"gw-j1": str(played.run_dir)}}, slurm_agent.environment(played.env))
@@ -206,7 +206,7 @@ def test_the_table_of_an_array_is_read_once(played: Played, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_clock_that_was_set_back_ends_no_grace_early_and_none_never(played: Played) -> None:
+def test_a_grace_still_ends_after_the_clock_was_set_back(played: Played) -> None:
     played.hears()
     (played.run_dir / "stop.json").write_text(json.dumps({"grace_s": 0.2, "asked_at": 4e9}))
     assert played.stop()["result"] == "stopped"
@@ -214,7 +214,7 @@ def test_a_clock_that_was_set_back_ends_no_grace_early_and_none_never(played: Pl
     assert kept["asked_at"] < 4e9, "the next call goes on from here"
 
 
-def test_nothing_of_the_users_environment_makes_one_job_many() -> None:
+def test_sbatch_variables_never_turn_one_job_into_many() -> None:
     dropped = {"SBATCH_ARRAY_INX": "0-9", "SBATCH_WAIT": "1", "SBATCH_CLUSTERS": "other"}
     env = slurm_agent.environment({**dropped, "SBATCH_ACCOUNT": "nlp"})
     assert env.get("SBATCH_ACCOUNT") == "nlp" and not dropped.keys() & env.keys()
@@ -223,7 +223,7 @@ def test_nothing_of_the_users_environment_makes_one_job_many() -> None:
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.attack("ending", "dies while its submit is on its way, so that the job starts after it was called off")
-async def test_a_submit_that_outlives_its_caller_is_not_nothing(tmp_path: Path, wording: Wording) -> None:
+async def test_a_submit_still_running_is_unknown_not_missing(tmp_path: Path, wording: Wording) -> None:
     played = Played(tmp_path, name="another")
     place = Place(platform="slurm/local", run_root=str(tmp_path / "runs"), env=played.env)
     backend = SlurmBackend(SystemClock())
@@ -285,7 +285,7 @@ def test_a_job_without_an_end_counts_only_while_the_controller_has_it(
 
 
 @given(st.sets(st.integers(0, 4_000), min_size=1, max_size=60), st.integers(1, 99))
-def test_indices_are_read_as_they_are_written(numbers: set[int], at_once: int) -> None:
+def test_indices_round_trip(numbers: set[int], at_once: int) -> None:
     text = slurm_agent.ranges(sorted(numbers))
     assert slurm_agent.indices(text) == numbers
     assert slurm_agent.indices(f"[{text}%{at_once}]") == numbers
@@ -295,12 +295,12 @@ def test_indices_are_read_as_they_are_written(numbers: set[int], at_once: int) -
     ("text", "numbers"),
     [("7", {7}), ("[5-9%2]", {5, 6, 7, 8, 9}), ("4,6%2", {4, 6}), ("[8-14:2%1]", {8, 10, 12, 14}), ("0-0", {0})],
 )
-def test_every_form_of_slurms_is_read(text: str, numbers: set[int]) -> None:
+def test_every_slurm_index_format_is_read(text: str, numbers: set[int]) -> None:
     assert slurm_agent.indices(text) == numbers
 
 
 @given(st.text(alphabet="0123456789-,:%[]. x", max_size=20))
-def test_another_form_is_an_error_and_never_an_empty_set(text: str) -> None:
+def test_an_unknown_index_format_is_never_an_empty_set(text: str) -> None:
     try:
         assert slurm_agent.indices(text)
     except ValueError:
@@ -308,7 +308,7 @@ def test_another_form_is_an_error_and_never_an_empty_set(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0-5,...", "0-99999999", "1-5:0", "0x7FF", "-3", "%2", "5-3"])
-def test_a_list_that_was_cut_is_an_error(text: str) -> None:
+def test_an_invalid_index_list_raises(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text) + "$"):
         slurm_agent.indices(text)
 
@@ -317,7 +317,7 @@ def test_a_list_that_was_cut_is_an_error(text: str) -> None:
     st.dictionaries(st.integers(0, 30), st.sampled_from(["PENDING", "RUNNING", "COMPLETED"]), min_size=1),
     st.booleans(),
 )
-def test_each_task_gets_the_row_that_is_about_it(states: dict[int, str], objects: bool) -> None:
+def test_each_task_gets_its_own_row(states: dict[int, str], objects: bool) -> None:
     tasks = {
         f"gw-j{n}-a1": {"name": "gw-r-a1", "stem": "gw-r", "folder": "/r", "index": n, "at": f"/j{n}"}
         for n in range(31)
@@ -338,7 +338,7 @@ def test_each_task_gets_the_row_that_is_about_it(states: dict[int, str], objects
     assert {row["current_working_directory"] for row in found} == {f"/j{n}" for n in states}
 
 
-def test_accountings_lines_of_an_array_are_lines_of_its_tasks() -> None:
+def test_array_accounting_lines_are_split_by_task() -> None:
     tasks = {
         f"gw-j{n}-a1": {"name": "gw-r-a1", "stem": "gw-r", "folder": "/r", "index": n, "at": f"/j{n}"} for n in range(4)
     }

@@ -54,7 +54,7 @@ def row(**changes: Any) -> Row:
     return found
 
 
-def test_every_versions_row_says_the_same() -> None:
+def test_old_and_new_slurm_rows_parse_alike() -> None:
     first, second = queue_rows({"rows": [old(), new()]})
     assert first == second
     assert (first.stem, first.attempt, first.id, first.state, first.started_at) == ("gw-j1", 1, 7, "RUNNING", 200.0)
@@ -77,12 +77,12 @@ def test_every_versions_row_says_the_same() -> None:
         ("PENDING,REQUEUED", "PENDING", {"REQUEUED"}),
     ],
 )
-def test_a_state_is_read_in_every_form(value: object, base: str, flags: set[str]) -> None:
+def test_a_state_is_read_in_every_format(value: object, base: str, flags: set[str]) -> None:
     assert states(value) == (base, frozenset(flags))
 
 
 @pytest.mark.parametrize("value", ["", None, [], "FUTURE_STATE", ["NEVER", "SEEN"], {"current": None}, 7])
-def test_a_state_that_nobody_knows_is_no_end(value: object) -> None:
+def test_an_unknown_state_is_rejected(value: object) -> None:
     with pytest.raises(BadReply):
         states(value)
 
@@ -102,7 +102,7 @@ def test_a_state_that_nobody_knows_is_no_end(value: object) -> None:
         (num(256), 1, None),
     ],
 )
-def test_an_exit_code_is_read_in_every_form(value: object, code: int | None, signal: int | None) -> None:
+def test_an_exit_code_is_read_in_every_format(value: object, code: int | None, signal: int | None) -> None:
     assert exit_of(value) == (code, signal)
 
 
@@ -129,12 +129,12 @@ def test_an_exit_code_is_read_in_every_form(value: object, code: int | None, sig
         (10**15, None),
     ],
 )
-def test_a_number_that_is_not_set_is_none(value: object, read: float | None) -> None:
+def test_an_unset_number_is_none(value: object, read: float | None) -> None:
     assert number(value) == read
 
 
 @pytest.mark.parametrize("value", [2**16 - 2, 2**16 - 1])
-def test_a_number_that_is_unset_in_16_bits_is_an_ordinary_one_in_a_wider_field(value: int) -> None:
+def test_a_16_bit_unset_value_is_a_number_in_wider_fields(value: int) -> None:
     found = row(job_id=value, time_limit=value, restart_cnt=value)
     assert (found.id, found.allocation.id, found.allocation.restarts) == (value, str(value), 0)
     assert found.allocation.ends_at == 200 + value * 60
@@ -145,7 +145,7 @@ def test_a_number_that_is_unset_in_16_bits_is_an_ordinary_one_in_a_wider_field(v
 
 
 @pytest.mark.parametrize("rows", [None, {}, [7], [old(name="other")], [old(name=None)], [old(job_id=None)]])
-def test_a_list_that_is_not_understood_is_refused(rows: object) -> None:
+def test_a_malformed_list_is_refused(rows: object) -> None:
     with pytest.raises(BadReply):
         queue_rows({"rows": rows})
 
@@ -154,7 +154,7 @@ FIELDS = ["submit_time", "start_time", "end_time", "restart_cnt", "time_limit", 
 
 
 @given(st.sampled_from(FIELDS), st.one_of(st.integers(), st.floats(), st.just("9" * 400 + ":1"), st.just(10**400)))
-def test_no_number_breaks_the_list(field: str, number: object) -> None:
+def test_odd_numbers_never_break_the_list(field: str, number: object) -> None:
     for changed in (old(**{field: number}), new(**{field: num(number)})):  # type: ignore[arg-type]
         try:
             [found] = queue_rows({"rows": [changed]})
@@ -164,7 +164,7 @@ def test_no_number_breaks_the_list(field: str, number: object) -> None:
             assert datetime.fromtimestamp(max(found.ended_at or 0, found.allocation.ends_at or 0), UTC)
 
 
-def test_the_last_attempt_counts_and_of_it_the_job_that_lives() -> None:
+def test_the_live_job_of_the_last_attempt_counts() -> None:
     rows = queue_rows(
         {
             "rows": [
@@ -244,7 +244,7 @@ SAW: list[tuple[dict[str, Any], dict[str, Any] | None, Job, Code]] = [
 
 
 @pytest.mark.parametrize(("seen", "slurm", "state", "code"), SAW)
-def test_the_runners_word_and_slurms_make_one_observation(
+def test_runner_and_slurm_status_combine_into_one_observation(
     seen: dict[str, Any], slurm: dict[str, Any] | None, state: Job, code: Code
 ) -> None:
     found = observation(seen, None if slurm is None else row(**slurm))
@@ -315,7 +315,7 @@ def cluster(version: str = "24.05.3", **changes: Any) -> dict[str, Any]:
     return {**whole, **changes}
 
 
-def test_a_cluster_with_accounting_is_read_whole() -> None:
+def test_a_cluster_with_accounting_is_read_in_full() -> None:
     found = read_limits(cluster(), Asked(queue="gpu"))
     assert (found.version, found.max_array, found.requeue_s, found.refusal) == ("24.05.3", 1001, 121.0, "")
     assert found.accounts == ("nlp", "vision") and found.qos == ("normal", "long"), "of this cluster alone"
@@ -339,12 +339,12 @@ def test_a_cluster_with_accounting_is_read_whole() -> None:
         ({}, BadReply),
     ],
 )
-def test_a_cluster_that_is_silent_old_or_odd_allows_nothing(found: dict[str, Any], error: type[Exception]) -> None:
+def test_a_silent_old_or_odd_cluster_raises(found: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         read_limits(found, Asked())
 
 
-def test_what_a_cluster_does_not_say_is_unknown() -> None:
+def test_unreported_cluster_limits_are_unknown() -> None:
     none = answer(CONFIG.format("23.02.1").replace("slurmdbd", "none"))
     found = read_limits(cluster(config=none, nodes=answer(rc=1), check=answer(rc=None)), Asked())
     assert (found.accounts, found.qos, found.ceilings, found.refusal, found.unread) == (None, None, (), "", "")
@@ -352,7 +352,7 @@ def test_what_a_cluster_does_not_say_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("silent", [answer(rc=1, err="dbd is down"), answer("welcome|to us\n"), None])
-def test_an_accounting_that_is_silent_or_odd_is_not_one_without_limits(silent: Any, wording: Wording) -> None:
+def test_silent_or_odd_accounting_is_not_read_as_unlimited(silent: Any, wording: Wording) -> None:
     down = read_limits(cluster(associations=silent), Asked())
     wording(down.unread)
     assert down.accounts == ("nlp",), "the controller names those that it knows"
@@ -368,7 +368,7 @@ def ceilings(queue: str = "PartitionName=gpu Default=YES State=UP", **asked: Any
     return {(c.owner, c.kind, c.resource, c.most, c.used) for c in found}
 
 
-def test_the_limits_of_a_job_are_those_of_its_association_and_of_the_accounts_above() -> None:
+def test_a_jobs_limits_come_from_its_association_and_parent_accounts() -> None:
     above = {("the account lab", "job", "mem", 8 * 1024**2, 0), ("the account nlp", "running", "", 20, 20)}
     above_wall = {("the account nlp", "minutes", "wall", 6_000, 5_941)}
     own = {
@@ -394,13 +394,13 @@ def test_the_limits_of_a_job_are_those_of_its_association_and_of_the_accounts_ab
     assert ceilings(account="secret") == set()
 
 
-def test_the_queues_own_qos_goes_before_the_jobs() -> None:
+def test_the_queues_own_qos_overrides_the_jobs() -> None:
     found = ceilings(queue="PartitionName=gpu Default=YES State=UP QoS=short", qos="long")
     walltimes = {row for row in found if row[1] == "walltime"}
     assert walltimes == {("the QOS short", "walltime", "", 1_800, 0)}
 
 
-def test_a_refusal_is_left_to_the_limit_that_has_the_figure() -> None:
+def test_a_refusal_explained_by_a_limit_is_not_repeated() -> None:
     said = answer(rc=1, err="allocation failure: Job violates accounting/QOS policy (job submit limit)")
     full = USAGE.replace("MaxSubmitJobs=5(4)", "MaxSubmitJobs=5(5)")
     assert read_limits(cluster(check=said, usage=answer(full)), Asked()).refusal == ""
@@ -427,7 +427,7 @@ HOSTILE = "a\x1b[31m$(reboot)`id`\u202e;" + "x" * 10_000
 @example("nodes", answer(f"{HOSTILE}|gpu:{HOSTILE}:{DIGITS}|{DIGITS}|{DIGITS}|x|x"))
 @example("nodes", answer(f"gpu|gpu:{HOSTILE}:4|4|4|x|x"))
 @example("associations", answer(f"c|{HOSTILE}|{HOSTILE}|{HOSTILE}|{HOSTILE}"))
-def test_no_reply_breaks_the_reading_and_every_name_is_one_short_line(part: str, hostile: Any) -> None:
+def test_hostile_replies_never_crash_and_names_stay_on_one_short_line(part: str, hostile: Any) -> None:
     try:
         found = read_limits(cluster(**{part: hostile}), Asked())
     except WardenError:
@@ -439,7 +439,7 @@ def test_no_reply_breaks_the_reading_and_every_name_is_one_short_line(part: str,
 
 
 @given(st.text(alphabet="QOS=ClusterNameUserAccount GrpTRESMaxJobsPU()0123456789{},:./N\n", max_size=300))
-def test_no_table_breaks_the_reading(text: str) -> None:
+def test_hostile_tables_never_crash_the_parser(text: str) -> None:
     found = read_limits(cluster(usage=answer("Association Records\n" + text)), Asked())
     assert all(isinstance(limit, Ceiling) for limit in found.ceilings)
 
@@ -460,11 +460,11 @@ def test_no_table_breaks_the_reading(text: str) -> None:
         ("soon", None),
     ],
 )
-def test_a_time_is_read_in_every_form(text: str | None, read: int | None) -> None:
+def test_a_time_is_read_in_every_format(text: str | None, read: int | None) -> None:
     assert seconds(text) == read
 
 
-def test_gpus_and_delays() -> None:
+def test_gpus_and_requeue_delays_are_parsed() -> None:
     assert list(gpus_of("gpu:2")) == [("", 2)]
     assert list(gpus_of("gpu:a100:4(S:0-1),shard:8,gpu:v100:2(IDX:0-1)")) == [("a100", 4), ("v100", 2)]
     assert not list(gpus_of("(null)")) and not list(gpus_of("shard:gpu:3"))
@@ -483,7 +483,7 @@ def spec(**changes: Any) -> JobSpec:
     return JobSpec.model_validate({"platform": "slurm/box", "command": ("train",), "timeout_s": 3_600, **changes})
 
 
-def test_a_job_becomes_the_arguments_of_sbatch() -> None:
+def test_a_job_becomes_sbatch_arguments() -> None:
     asked = {"partition": "gpu", "account": "nlp", "nodes": 2, "cpus": 8, "memory_gb": 64, "exclusive": True}
     given = options.arguments(spec(gpu="a100", gpu_count=4, options=asked))
     assert given == [
@@ -498,7 +498,7 @@ def test_a_job_becomes_the_arguments_of_sbatch() -> None:
     assert "--no-requeue" in options.own_arguments(spec(max_restarts=0), "n", "/r")
 
 
-def test_the_warning_comes_after_the_jobs_own_time_limit_unless_the_job_is_cut() -> None:
+def test_the_warning_comes_after_the_time_limit_unless_walltime_is_shorter() -> None:
     whole, cut = spec(timeout_s=50_000), spec(timeout_s=50_000, options={"walltime_s": 300})
     walltime = options.asked_of(whole).walltime_s or 0
     assert walltime - options.WARNING_S - 60 >= 50_000 + 10, "Slurm may warn a minute early, and the job has a grace"
@@ -518,13 +518,13 @@ def test_the_warning_comes_after_the_jobs_own_time_limit_unless_the_job_is_cut()
         {"constraint": "$(x)"},
     ],
 )
-def test_an_option_that_slurm_lacks_or_could_misread_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_unknown_or_ambiguous_slurm_option_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="options"):
         options.read_options(spec(options=wrong))
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="no POSIX shell")
-def test_the_batch_script_is_a_shell_script_whatever_the_names_are(tmp_path: Path) -> None:
+def test_the_batch_script_runs_with_hostile_folder_names(tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s $(touch canary) "q"'
     odd.mkdir()
     runner = odd / "runner.py"
@@ -536,7 +536,7 @@ def test_the_batch_script_is_a_shell_script_whatever_the_names_are(tmp_path: Pat
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="no POSIX shell")
-def test_a_task_of_an_array_finds_its_own_run_folder_and_goes_by_its_own_name(tmp_path: Path) -> None:
+def test_an_array_task_uses_its_own_run_folder_and_name(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("plain", "it's $(touch canary)", "other")]
     for folder in folders:
         folder.mkdir()
@@ -558,7 +558,7 @@ def test_a_task_of_an_array_finds_its_own_run_folder_and_goes_by_its_own_name(tm
 # ------------------------------------------------------------------------------------------------------------- agent
 
 
-def test_the_agent_hands_a_job_nothing_of_its_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_filters_its_environment_for_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT", "PYTHONPATH"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("SBATCH_ACCOUNT", "nlp")
@@ -581,7 +581,7 @@ def test_the_agent_hands_a_job_nothing_of_its_own_environment(monkeypatch: pytes
         ('{"jobs": [{"job_id": 7, "name": {"set": true}}]}', 0),
     ],
 )
-def test_a_list_that_is_none_is_not_an_empty_one(tmp_path: Path, printed: str, code: int) -> None:
+def test_an_unreadable_list_is_not_read_as_empty(tmp_path: Path, printed: str, code: int) -> None:
     command = tmp_path / "squeue"
     command.write_text(f"#!/bin/sh\nprintf '%s' '{printed}'\nexit {code}\n")
     command.chmod(0o755)
@@ -606,7 +606,7 @@ def test_a_slurm_without_json_is_asked_for_text(tmp_path: Path) -> None:
     assert slurm_agent.spelled({"time_limit": "UNLIMITED", "start_time": "N/A"}) == {}
 
 
-def test_a_slurm_without_json_lists_the_tasks_of_an_array_one_by_one(tmp_path: Path) -> None:
+def test_slurm_without_json_lists_array_tasks_individually(tmp_path: Path) -> None:
     home, names = tmp_path / "gw-r", ["gw-j0", "gw-j1"]
     home.mkdir()
     (home / "gw-r-a1.table").write_text(json.dumps({f"{name}-a1": n for n, name in enumerate(names)}))

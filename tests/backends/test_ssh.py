@@ -47,7 +47,7 @@ class TestSsh(BackendContract):
 
 
 @pytest.mark.slow
-async def test_first_contact_names_the_key_and_looks_around(
+async def test_first_contact_reports_the_host_key_and_inspects_the_machine(
     backend: SshBackend, place: Place, sshd: Sshd, wording: Wording
 ) -> None:
     fresh = SshBackend(SystemClock(), config=sshd.config)
@@ -60,7 +60,7 @@ async def test_first_contact_names_the_key_and_looks_around(
     await fresh.aclose()
 
 
-async def test_a_machine_with_another_key_is_an_error_and_gets_nothing(
+async def test_a_changed_host_key_is_an_error_and_sends_nothing(
     place: Place, sshd: Sshd, tmp_path: Path, wording: Wording
 ) -> None:
     keygen(tmp_path / "other")
@@ -91,7 +91,7 @@ async def test_the_handle_carries_the_pin(backend: SshBackend, place: Place, ssh
 
 
 @pytest.mark.slow
-async def test_a_poll_of_many_jobs_is_one_question_to_a_running_runner(
+async def test_many_jobs_are_polled_through_a_running_runner(
     backend: SshBackend, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handles = [await backend.submit(shell(f"exit {n}"), place, f"t-{n}", secrets={}) for n in range(5)]
@@ -126,7 +126,7 @@ async def test_a_poll_that_was_canceled_leaves_no_answer_for_the_next(backend: S
 
 
 @pytest.mark.slow
-async def test_a_polling_runner_that_was_killed_is_started_again(backend: SshBackend, place: Place) -> None:
+async def test_a_killed_polling_runner_is_restarted(backend: SshBackend, place: Place) -> None:
     handle = await backend.submit(shell("exit 3"), place, "t-kill", secrets={})
     await ended(backend, handle)
     serving = f"{place.run_root}/.gpuwarden/runner.* serve"
@@ -159,7 +159,7 @@ async def test_the_job_survives_a_lost_connection(backend: SshBackend, place: Pl
 
 
 @pytest.mark.slow
-async def test_a_secret_stands_in_no_command_line(backend: SshBackend, place: Place) -> None:
+async def test_a_secret_never_appears_in_a_command_line(backend: SshBackend, place: Place) -> None:
     spec = shell("sleep 1; ps -eo args | grep -c [h]unter2", secrets=["TOKEN"])
     handle = await backend.submit(spec, place, "t-ps", secrets={"TOKEN": "hunter2-hunter2"})
     await ended(backend, handle)
@@ -167,7 +167,7 @@ async def test_a_secret_stands_in_no_command_line(backend: SshBackend, place: Pl
 
 
 @pytest.mark.slow
-async def test_many_files_come_with_few_commands(backend: SshBackend, place: Place, tmp_path: Path) -> None:
+async def test_many_files_are_received_without_links(backend: SshBackend, place: Place, tmp_path: Path) -> None:
     text = "mkdir o; for i in $(seq 500); do echo $i > o/f$i; done; head -c 3000000 /dev/urandom > o/big"
     text += "; ln -s /etc/passwd o/l"
     handle = await backend.submit(shell(text, outputs=["o"]), place, "t-many", secrets={})
@@ -179,7 +179,7 @@ async def test_many_files_come_with_few_commands(backend: SshBackend, place: Pla
     assert not (tmp_path / "here/o/l").exists()
 
 
-def test_what_a_machine_says_of_itself() -> None:
+def test_host_info_is_parsed() -> None:
     lines = [
         "Welcome",
         "home=/root",

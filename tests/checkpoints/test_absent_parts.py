@@ -185,7 +185,7 @@ def test_an_intact_save_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("save", "without", "causes"), ABSENT)
-def test_a_save_that_lacks_a_part_is_not_proven(
+def test_a_save_with_a_missing_part_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: str, without: str, causes: tuple[Cause, ...]
 ) -> None:
     assert look(lay(tmp_path, SAVES[save], without), monkeypatch).causes == causes
@@ -197,12 +197,12 @@ def test_an_empty_folder_is_not_a_component(tmp_path: Path, monkeypatch: pytest.
     assert look(tmp_path, monkeypatch).causes == UNSURE
 
 
-def test_a_list_without_any_weights_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_any_weights_is_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(tmp_path, {name: text for name, text in SAVES["SD 1.5"].items() if name in (INDEX, *SMALL)})
     assert look(tmp_path, monkeypatch).causes == UNSURE
 
 
-def test_a_component_that_a_hub_cache_lacks_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_missing_from_a_hub_cache_is_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(tmp_path / "out/hub/models--b--flux/snapshots/0a1b", SAVES["Flux"], "transformer/")
     assert look(tmp_path / "out", monkeypatch).causes == UNSURE
 
@@ -233,7 +233,7 @@ HOSTILE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("file", "content"), HOSTILE)
-def test_a_list_of_nonsense_refutes_nothing(
+def test_a_malformed_list_refutes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: Any
 ) -> None:
     text = content if file == TRACKER else json.dumps(content)
@@ -249,7 +249,7 @@ def test_a_listed_path_is_never_followed_outside(tmp_path: Path, monkeypatch: py
     assert look(tmp_path / "model", monkeypatch).causes == LOST
 
 
-def test_many_ranks_in_the_names_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_rank_numbers_in_names_give_only_two_doubts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{n}_world_size_999999_rank_999998.pt" for n in range(50)] + ["mp_rank_999999_model_states.pt"]
     lay(tmp_path, dict.fromkeys(names))
     report = look(tmp_path, monkeypatch)

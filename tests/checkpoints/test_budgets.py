@@ -55,12 +55,12 @@ def test_an_archive_is_not_decompressed_beyond_its_limit(
     assert verify(bomb, level).verdict is Verdict.PROVEN  # small data is read whatever its compression ratio
 
 
-def test_two_gigabytes_from_two_megabytes_are_more_than_the_limit() -> None:
+def test_default_limits_exclude_2_gb_unpacked_from_2_mb() -> None:
     assert Limits().unpacked < 2 << 30
     assert Limits().unpack_ratio * (2 << 20) < 2 << 30
 
 
-def test_lines_beyond_the_limit_are_left_out_and_said_so(tmp_path: Path, wording: Wording) -> None:
+def test_lines_beyond_the_limit_are_reported_as_unproved(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps({"step": i, "loss": 1.5}) + "\n" for i in range(100_000)))
     with Source(path) as source:
@@ -72,7 +72,7 @@ def test_lines_beyond_the_limit_are_left_out_and_said_so(tmp_path: Path, wording
     assert not found.unproved
 
 
-def test_a_line_costs_little(tmp_path: Path) -> None:
+def test_a_json_line_costs_few_steps(tmp_path: Path) -> None:
     """A good line runs two lines of Python; a call of `json.loads` would run more than ten."""
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 12345, "loss": 1.25}\n' * 200_000)
@@ -90,7 +90,7 @@ def test_a_line_costs_little(tmp_path: Path) -> None:
         pytest.param(b"\0\0", id="zeros"),
     ],
 )
-def test_a_bad_line_is_found_among_good_ones(tmp_path: Path, line: bytes, wording: Wording) -> None:
+def test_a_bad_line_among_good_lines_is_found(tmp_path: Path, line: bytes, wording: Wording) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": 1}\n' * 2 + line + b"\n" + b'{"a": 1}\n' * 2)
     report = verify(path, Level.STRUCTURE)
@@ -100,7 +100,7 @@ def test_a_bad_line_is_found_among_good_ones(tmp_path: Path, line: bytes, wordin
     wording(seen(report), theirs.value, 3)
 
 
-def test_odd_lines_that_are_json(tmp_path: Path, wording: Wording) -> None:
+def test_unusual_but_valid_json_lines_are_accepted(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  {"a": 1}  \r\n{"a": NaN}\n{"a": 2')
     with Source(path) as source:
@@ -109,7 +109,7 @@ def test_odd_lines_that_are_json(tmp_path: Path, wording: Wording) -> None:
 
 
 @pytest.mark.prove
-def test_a_hundred_thousand_tensors_cost_four_times_a_quarter_of_them(tmp_path: Path) -> None:
+def test_verification_cost_is_linear_in_the_tensor_count(tmp_path: Path) -> None:
     def cost(count: int) -> int:
         ranges = ([16 * i, 16 * i + 16] for i in range(count))
         header = {f"l.{i}.w": {"dtype": "F32", "shape": [4], "data_offsets": at} for i, at in enumerate(ranges)}
@@ -125,7 +125,7 @@ def test_a_hundred_thousand_tensors_cost_four_times_a_quarter_of_them(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_machine_that_fails_while_it_loads_refutes_no_file(tmp_path: Path) -> None:
+def test_a_file_lost_before_loading_is_unknown(tmp_path: Path) -> None:
     for name in ("kept.npy", "taken away.npy"):
         np.save(tmp_path / name, np.ones(4))
     found = examine(tmp_path, Ask())

@@ -26,7 +26,7 @@ def checkpoint(root: Path, step: int, **tensors: Any) -> Path:
     return folder
 
 
-def test_weights_that_moved(tmp_path: Path, wording: Wording) -> None:
+def test_changed_weights_are_proven(tmp_path: Path, wording: Wording) -> None:
     old, new = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
     report = verify(new, Level.STRUCTURE, against=old)
     assert report.verdict is Verdict.PROVEN, report
@@ -43,19 +43,21 @@ def test_weights_that_moved(tmp_path: Path, wording: Wording) -> None:
         pytest.param({"new": np.ones(3, "f4")}, id="new"),
     ],
 )
-def test_weights_that_are_not_the_next_step(tmp_path: Path, change: dict[str, Any], wording: Wording) -> None:
+def test_weights_that_cannot_be_a_later_step_are_refuted(
+    tmp_path: Path, change: dict[str, Any], wording: Wording
+) -> None:
     report = verify(checkpoint(tmp_path, 20, **change), Level.STRUCTURE, against=checkpoint(tmp_path, 10))
     assert report.verdict is Verdict.REFUTED
     wording("\n".join(report.problems))
 
 
-def test_a_step_that_went_back(tmp_path: Path, wording: Wording) -> None:
+def test_a_step_before_the_compared_step_is_a_problem(tmp_path: Path, wording: Wording) -> None:
     old, new = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
     wording("\n".join(verify(old, against=new).problems), 10, 20)
 
 
 @pytest.mark.parametrize(("rows", "verdict"), [(16, Verdict.PROVEN), (12, Verdict.REFUTED)])
-def test_an_adapter_against_its_base(tmp_path: Path, rows: int, verdict: Verdict) -> None:
+def test_an_adapter_must_fit_its_base(tmp_path: Path, rows: int, verdict: Verdict) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     base.mkdir()
     adapter.mkdir()
@@ -69,7 +71,7 @@ def test_an_adapter_against_its_base(tmp_path: Path, rows: int, verdict: Verdict
 
 
 @pytest.mark.parametrize("part", ["A", "B"])
-def test_an_adapter_with_a_number_for_a_matrix_is_refuted(tmp_path: Path, part: str, wording: Wording) -> None:
+def test_an_adapter_with_a_scalar_matrix_is_refuted(tmp_path: Path, part: str, wording: Wording) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     base.mkdir()
     adapter.mkdir()
@@ -84,7 +86,7 @@ def test_an_adapter_with_a_number_for_a_matrix_is_refuted(tmp_path: Path, part: 
 
 
 @pytest.mark.parametrize(("layers", "verdict"), [(1, Verdict.PROVEN), (2, Verdict.REFUTED)])
-def test_a_conversion_against_its_source(tmp_path: Path, layers: int, verdict: Verdict) -> None:
+def test_a_conversion_must_match_its_source_config(tmp_path: Path, layers: int, verdict: Verdict) -> None:
     need("gguf", importlib.util.find_spec("gguf") is not None)
     import gguf
 

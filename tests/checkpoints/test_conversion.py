@@ -130,7 +130,7 @@ def test_the_wrong_source_is_refuted(gguf: Any, tmp_path: Path, kind: str) -> No
 @pytest.mark.parametrize(
     ("kind", "moved"), [("F32", 1e-4), ("F16", 1e-3), ("BF16", 5e-3), ("Q8_0", 0.01), ("Q4_0", 0.2)]
 )
-def test_another_step_of_the_run_is_refuted(gguf: Any, tmp_path: Path, kind: str, moved: float) -> None:
+def test_a_different_step_of_the_same_run_is_refuted(gguf: Any, tmp_path: Path, kind: str, moved: float) -> None:
     """`moved` is how far training went, relative to the weights; less than the type's own error can't be detected."""
     rng = np.random.default_rng(5)
     later = {n: (a + moved * a.std() * rng.normal(size=a.shape)).astype("f4") for n, a in weights().items()}
@@ -138,7 +138,7 @@ def test_another_step_of_the_run_is_refuted(gguf: Any, tmp_path: Path, kind: str
     assert report.verdict is Verdict.REFUTED, seen(report)
 
 
-def test_two_tensors_in_each_others_place(gguf: Any, tmp_path: Path, wording: Wording) -> None:
+def test_swapped_tensors_are_reported(gguf: Any, tmp_path: Path, wording: Wording) -> None:
     at = "model.layers.0.mlp."
     swap = {f"{at}gate_proj.weight": f"{at}up_proj.weight", f"{at}up_proj.weight": f"{at}gate_proj.weight"}
     made = convert(gguf, tmp_path / "m.gguf", weights(), "Q8_0", swap=swap)
@@ -146,7 +146,7 @@ def test_two_tensors_in_each_others_place(gguf: Any, tmp_path: Path, wording: Wo
     wording(seen(report), "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight")
 
 
-def test_heads_whose_rows_were_not_reordered(gguf: Any, tmp_path: Path, wording: Wording) -> None:
+def test_llama_attention_rows_must_be_reordered(gguf: Any, tmp_path: Path, wording: Wording) -> None:
     made = convert(gguf, tmp_path / "m.gguf", weights(), "Q8_0", turn=lambda name, array: array)
     report = verify(made, against=source(tmp_path / "base", weights()))
     wording(seen(report), "llama")
@@ -155,7 +155,7 @@ def test_heads_whose_rows_were_not_reordered(gguf: Any, tmp_path: Path, wording:
     assert report.verdict is Verdict.PROVEN, seen(report)
 
 
-def test_a_tensor_that_is_lost_and_tokens_of_another_tokenizer(gguf: Any, tmp_path: Path, wording: Wording) -> None:
+def test_a_lost_tensor_and_foreign_tokens_are_reported(gguf: Any, tmp_path: Path, wording: Wording) -> None:
     base = source(tmp_path / "base", weights())
     less = {n: a for n, a in weights().items() if n != "model.layers.1.mlp.up_proj.weight"}
     report = verify(convert(gguf, tmp_path / "m.gguf", less), against=base)
@@ -164,7 +164,7 @@ def test_a_tensor_that_is_lost_and_tokens_of_another_tokenizer(gguf: Any, tmp_pa
     wording(seen(verify(made, against=base)), 300)
 
 
-def test_an_output_layer_that_is_shared_is_left_out(gguf: Any, tmp_path: Path) -> None:
+def test_a_conversion_may_omit_a_tied_output_layer(gguf: Any, tmp_path: Path) -> None:
     arrays = {n: a for n, a in weights().items() if n != "lm_head.weight"}
     made = convert(gguf, tmp_path / "m.gguf", arrays, "Q8_0")
     base = source(
@@ -174,7 +174,7 @@ def test_an_output_layer_that_is_shared_is_left_out(gguf: Any, tmp_path: Path) -
     assert report.verdict is Verdict.PROVEN, seen(report)
 
 
-def test_another_kind_of_model(gguf: Any, tmp_path: Path, wording: Wording) -> None:
+def test_a_source_of_another_architecture_is_reported(gguf: Any, tmp_path: Path, wording: Wording) -> None:
     made = convert(gguf, tmp_path / "m.gguf", weights())
     report = verify(made, against=source(tmp_path / "base", weights(), model_type="qwen2"))
     wording(seen(report), "llama", "qwen2", "config.json")
@@ -182,7 +182,7 @@ def test_another_kind_of_model(gguf: Any, tmp_path: Path, wording: Wording) -> N
 
 @pytest.mark.prove
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_of_transformers(gguf: Any, tmp_path: Path) -> None:
+def test_a_converted_transformers_model_is_proven(gguf: Any, tmp_path: Path) -> None:
     need("transformers", importlib.util.find_spec("transformers") is not None)
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -154,14 +154,14 @@ def seen(report: Report) -> str:
 
 
 @pytest.mark.parametrize("level", list(Level)[:2])
-def test_an_intact_file_raises_no_alarm(intact: Path, kind: str, level: Level) -> None:
+def test_an_intact_file_is_proven_without_warnings(intact: Path, kind: str, level: Level) -> None:
     report = verify(intact, level)
     assert report.verdict is Verdict.PROVEN, seen(report)
     assert not report.files[0].warnings
 
 
 @pytest.mark.parametrize("bit", [0, 22, 30])
-def test_a_flipped_bit(intact: Path, kind: str, bit: int) -> None:
+def test_a_flipped_bit_is_refuted_with_a_manifest(intact: Path, kind: str, bit: int) -> None:
     listing = Manifest.model_validate(manifest.take(intact.parent))
     flip(intact, bit)
     assert kind == "npz compressed" or verify(intact, Level.STRUCTURE).verdict is Verdict.PROVEN
@@ -169,7 +169,7 @@ def test_a_flipped_bit(intact: Path, kind: str, bit: int) -> None:
     assert verify(intact.parent, Level.CONTENT, manifest=listing).verdict is Verdict.REFUTED
 
 
-def test_a_zeroed_page(intact: Path, kind: str) -> None:
+def test_a_zeroed_page_is_refuted_with_a_manifest(intact: Path, kind: str) -> None:
     listing = Manifest.model_validate(manifest.take(intact.parent))
     zero(intact)
     assert kind not in OWN_CRC or verify(intact, Level.CONTENT).verdict is Verdict.REFUTED
@@ -177,20 +177,20 @@ def test_a_zeroed_page(intact: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("cut", ["half", "last byte"])
-def test_a_file_cut_short(intact: Path, kind: str, cut: str) -> None:
+def test_a_truncated_file_is_refuted(intact: Path, kind: str, cut: str) -> None:
     size = intact.stat().st_size
     os.truncate(intact, size // 2 if cut == "half" else size - 1)
     assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
 @pytest.mark.parametrize("count", [1, 4096])
-def test_zeros_appended(intact: Path, kind: str, count: int) -> None:
+def test_appended_zeros_are_refuted(intact: Path, kind: str, count: int) -> None:
     with intact.open("ab") as out:
         out.write(b"\0" * count)
     assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_nan_at_save_time(tmp_path: Path, kind: str, wording: Wording) -> None:
+def test_saved_nan_values_are_refuted(tmp_path: Path, kind: str, wording: Wording) -> None:
     name, write = WRITERS[kind]
     write(tmp_path / name, weights(bad=True))
     assert verify(tmp_path / name, Level.STRUCTURE).verdict is Verdict.PROVEN
@@ -200,7 +200,7 @@ def test_nan_at_save_time(tmp_path: Path, kind: str, wording: Wording) -> None:
     wording(seen(report), *(["32,768"] if kind != "npz compressed" else []))
 
 
-def test_empty_and_pointer(intact: Path, kind: str) -> None:
+def test_empty_files_and_lfs_pointers_are_refuted(intact: Path, kind: str) -> None:
     intact.write_bytes(b"")
     assert verify(intact, Level.STRUCTURE).verdict is Verdict.REFUTED
     intact.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 5\n")
@@ -225,7 +225,7 @@ def test_a_hole_is_a_warning(intact: Path, kind: str, wording: Wording) -> None:
 
 
 @pytest.mark.slow
-def test_it_loads_in_a_process_of_its_own(tmp_path: Path, wording: Wording) -> None:
+def test_every_format_loads_in_a_subprocess(tmp_path: Path, wording: Wording) -> None:
     for kind in ("safetensors", "npz", "npz compressed"):
         name, write = WRITERS[kind]
         write(tmp_path / f"{kind.replace(' ', '-')}-{name}", weights())
@@ -276,14 +276,14 @@ BREAKS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_whole_shards_raise_no_alarm(shards: Path, wording: Wording) -> None:
+def test_intact_shards_are_proven(shards: Path, wording: Wording) -> None:
     report = verify(shards, Level.CONTENT)
     assert report.verdict is Verdict.PROVEN, seen(report)
     wording("\n".join(report.proved))
 
 
 @pytest.mark.parametrize("name", sorted(BREAKS))
-def test_shards_that_do_not_fit(shards: Path, name: str, wording: Wording) -> None:
+def test_mismatched_shards_are_not_proven(shards: Path, name: str, wording: Wording) -> None:
     BREAKS[name](shards)
     report = verify(shards, Level.STRUCTURE)
     assert report.verdict is (Verdict.UNKNOWN if name == "temporary file" else Verdict.REFUTED)

@@ -45,14 +45,14 @@ def zero(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_rank_has_left_its_part(zero: Path, wording: Wording) -> None:
+def test_a_missing_rank_file_is_reported(zero: Path, wording: Wording) -> None:
     report = verify(zero, Level.CONTENT)
     assert report.verdict is Verdict.PROVEN, seen(report)
     (zero / "global_step10/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
     wording(seen(verify(zero, Level.STRUCTURE)), "mp_rank 00: 1")
 
 
-def test_latest_points_at_nothing(zero: Path, wording: Wording) -> None:
+def test_a_latest_file_naming_a_missing_step_is_reported(zero: Path, wording: Wording) -> None:
     (zero / "latest").write_text("global_step20")
     wording(seen(verify(zero, Level.STRUCTURE)), "global_step20")
 
@@ -111,7 +111,7 @@ class Zero:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "world"), [(1, 2), (2, 1), (2, 5), (3, 1), (3, 3)])
-def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, world: int, wording: Wording) -> None:
+def test_a_complete_zero_folder_can_be_resumed(tmp_path: Path, stage: int, world: int, wording: Wording) -> None:
     want("torch")
     Zero(stage, world).write(tmp_path)
     report = verify(tmp_path, Level.RESUME)
@@ -119,7 +119,7 @@ def test_a_zero_folder_is_whole_and_can_be_resumed(tmp_path: Path, stage: int, w
     wording("\n".join(report.checkpoints[0].proved), 77)
 
 
-def test_the_weights_of_zero_3_are_looked_at_though_they_lie_in_the_optimizers_file(tmp_path: Path) -> None:
+def test_zero_3_weights_in_optimizer_files_are_checked(tmp_path: Path) -> None:
     want("torch")
     import torch
 
@@ -146,7 +146,7 @@ BENT: dict[str, tuple[Zero, Zero | None, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("save", "other", "numbers"), BENT.values(), ids=BENT)
-def test_ranks_that_do_not_belong_together(
+def test_mismatched_ranks_are_refuted(
     tmp_path: Path, save: Zero, other: Zero | None, numbers: tuple[str, ...], wording: Wording
 ) -> None:
     """`other` is a save whose rank 1 is written over this one's, like a file that a rank left in the folder earlier."""
@@ -160,7 +160,7 @@ def test_ranks_that_do_not_belong_together(
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("optim", 2), ("model", 2), ("optim", 0)])
-def test_a_rank_that_left_nothing_is_missed_even_if_it_is_the_last(
+def test_a_missing_rank_is_reported_even_if_it_is_the_last(
     tmp_path: Path, kind: str, rank: int, wording: Wording
 ) -> None:
     want("torch")
@@ -170,7 +170,7 @@ def test_a_rank_that_left_nothing_is_missed_even_if_it_is_the_last(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int, wording: Wording) -> None:
+def test_missing_zero_optimizer_files_are_reported(tmp_path: Path, stage: int, wording: Wording) -> None:
     want("torch")
     for place in Zero(stage).write(tmp_path).glob("*optim_states.pt"):
         place.unlink()
@@ -183,7 +183,7 @@ def test_a_zero_folder_without_its_optimizers(tmp_path: Path, stage: int, wordin
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path, wording: Wording) -> None:
+def test_an_inconsistent_optimizer_is_reported_only_at_level_resume(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     import torch
 
@@ -194,7 +194,7 @@ def test_an_optimizer_that_is_ahead_or_torn(tmp_path: Path, wording: Wording) ->
 
 
 @pytest.mark.slow
-def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path, wording: Wording) -> None:
+def test_a_trainer_checkpoint_reports_resume_problems_of_its_ranks(tmp_path: Path, wording: Wording) -> None:
     """The Trainer puts DeepSpeed's folder inside its own, so obstacles to a resume are reported for the checkpoint."""
     want("torch")
     import torch
@@ -208,7 +208,7 @@ def test_a_trainers_checkpoint_says_what_its_ranks_lack(tmp_path: Path, wording:
     wording(seen(report), "checkpoint-7", 9)
 
 
-def test_a_latest_that_was_not_moved_on_is_told(tmp_path: Path, wording: Wording) -> None:
+def test_a_stale_latest_file_is_a_warning(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     Zero(step=9).write(tmp_path)
     Zero(step=7).write(tmp_path)
@@ -226,7 +226,7 @@ NONSENSE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("head", NONSENSE, ids=lambda head: next(iter(head)))
-def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(
+def test_malformed_headers_neither_stop_the_check_nor_prove_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: dict[str, Any], wording: Wording
 ) -> None:
     want("torch")
@@ -238,7 +238,7 @@ def test_heads_that_make_no_sense_neither_stop_the_look_nor_prove_shares(
 
 
 @pytest.mark.slow
-def test_a_tensor_that_carries_attributes_is_seen_and_loads(tmp_path: Path, wording: Wording) -> None:
+def test_a_tensor_with_attributes_is_proven_and_loads(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     import torch
 

@@ -29,7 +29,7 @@ def test_only_positive_evidence_refutes(cause: Cause) -> None:
         (entry.doubt if cause.refutes else entry.refute)("wrong way", cause)
 
 
-def test_nothing_found_is_proven_and_the_gravest_decides() -> None:
+def test_no_cause_means_proven_and_the_gravest_cause_decides() -> None:
     assert verdict([]) == "proven"
     assert verdict([Cause.LIMIT, Cause.DAMAGE, Cause.UNREAD]) == "refuted"
     assert gravest_first([Cause.LIMIT, Cause.DAMAGE, Cause.LIMIT, Cause.RUNS_CODE]) == (
@@ -37,7 +37,7 @@ def test_nothing_found_is_proven_and_the_gravest_decides() -> None:
     )  # fmt: skip
 
 
-def test_a_line_without_a_cause_has_the_usual_one_of_its_kind() -> None:
+def test_a_finding_without_a_cause_gets_its_default_cause() -> None:
     assert Entry("a", problems=["x"]).why == (Cause.DAMAGE,)
     assert Entry("a", doubts=["x"]).why == (Cause.UNREAD,)
     assert Judgement("sharded", "", problems=["x"]).why == (Cause.CONTRADICTION,)
@@ -49,12 +49,12 @@ def test_a_line_without_a_cause_has_the_usual_one_of_its_kind() -> None:
     assert other.why == both.why
 
 
-def test_errors_of_readers_carry_their_cause() -> None:
+def test_reader_errors_carry_their_cause() -> None:
     assert Broken("x").cause is Cause.DAMAGE and Doubtful("x").cause is Cause.UNREAD
     assert Doubtful("x", Cause.LIMIT).cause is Cause.LIMIT
 
 
-def test_causes_of_another_machine_are_read_strictly() -> None:
+def test_unknown_causes_from_another_machine_are_dropped() -> None:
     assert known(["damage", "Damage", "unheard of", 3, "limit"]) == [Cause.DAMAGE, Cause.LIMIT]
 
 
@@ -67,7 +67,7 @@ def of(*causes: Cause, job: str = "") -> Report:
     return Report(path="x", level=Level.LOAD, verdict=Verdict(verdict(causes)), files=(), causes=causes, job=job)
 
 
-def test_only_damage_is_pulled_again() -> None:
+def test_only_damage_suggests_another_pull() -> None:
     for cause in Cause:
         actions, said = hints(of(cause, job="j1"))
         assert (Action.PULL in actions) == (cause is Cause.DAMAGE) and said, cause
@@ -80,7 +80,7 @@ def test_every_cause_has_its_own_next_step() -> None:
     assert hints(of()) == ([], "")
 
 
-def test_doubts_are_not_what_comes_next_where_something_refutes() -> None:
+def test_doubts_add_no_hints_to_a_refutation() -> None:
     assert hints(of(Cause.RUNS_CODE, Cause.LIMIT)) == hints(of(Cause.RUNS_CODE))
 
 
@@ -90,7 +90,7 @@ def safetensors(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_files_get_the_cause_of_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_each_fault_gives_its_file_the_matching_cause(tmp_path: Path) -> None:
     runs = zip_file(tmp_path / "runs.pt", b"\x80\x02" + name("os", "system") + text("true") + b"\x85R.")
     needs = zip_file(tmp_path / "needs.pt", b"\x80\x02" + name("somebody", "Thing") + b")\x81.")
     nan = safetensors(tmp_path / "nan.safetensors", struct.pack("<f", float("nan")) * 4)

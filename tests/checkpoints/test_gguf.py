@@ -50,7 +50,7 @@ def parts(gguf: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("level", list(Level)[:3])
-def test_a_split_model_is_one_model(parts: Path, level: Level, wording: Wording) -> None:
+def test_a_split_model_is_proven_as_one_model(parts: Path, level: Level, wording: Wording) -> None:
     assert len(list(parts.iterdir())) == 3
     report = verify(parts, level)
     assert report.verdict is Verdict.PROVEN, seen(report)
@@ -58,12 +58,12 @@ def test_a_split_model_is_one_model(parts: Path, level: Level, wording: Wording)
 
 
 @pytest.mark.slow
-def test_a_part_alone_is_whole(parts: Path) -> None:
+def test_each_part_alone_is_proven(parts: Path) -> None:
     for part in parts.iterdir():
         assert verify(part, Level.LOAD).verdict is Verdict.PROVEN
 
 
-def test_the_only_part_of_a_model_lacks_no_other_part(gguf: Any, tmp_path: Path) -> None:
+def test_a_split_model_with_one_part_is_complete(gguf: Any, tmp_path: Path) -> None:
     reports = []
     for name, count in (("whole.gguf", None), ("only.gguf", 1)):
         writer = gguf.GGUFWriter(tmp_path / name, "llama")
@@ -83,7 +83,7 @@ def test_a_missing_part_refutes_the_set(parts: Path, wording: Wording) -> None:
     wording(seen(verify(parts, Level.STRUCTURE)), "tiny", "00002")
 
 
-def test_a_part_under_the_name_of_another(parts: Path, wording: Wording) -> None:
+def test_a_part_under_another_parts_name_is_refuted(parts: Path, wording: Wording) -> None:
     shutil.copy(parts / "tiny-00003-of-00003.gguf", parts / "tiny-00002-of-00003.gguf")
     report = verify(parts, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
@@ -108,7 +108,7 @@ NOT_FINITE = {"F16": b"\x00\x7c", "F32": b"\x00\x00\x80\xff", "F8_E8M0": b"\xff"
 
 @pytest.mark.parametrize("numpy", [True, False])
 @pytest.mark.parametrize("label", sorted(BLOCK_SCALES))
-def test_a_scale_that_is_not_finite(
+def test_a_non_finite_block_scale_is_reported(
     gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str, numpy: bool
 ) -> None:
     if not numpy:
@@ -126,7 +126,7 @@ def test_a_scale_that_is_not_finite(
     assert report.causes == (Cause.NOT_FINITE,) and "blk.0.ffn_up.weight" in seen(report)
 
 
-def test_the_table_of_blocks_is_that_of_the_library(gguf: Any) -> None:
+def test_the_block_table_matches_the_library(gguf: Any) -> None:
     from gpuwarden.checkpoints.formats.gguf import BLOCKS
 
     theirs = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}

@@ -82,7 +82,7 @@ def values() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_values_in_a_torch_file(tmp_path: Path, protocol: int) -> None:
+def test_ordinary_values_in_a_torch_file_pass(tmp_path: Path, protocol: int) -> None:
     torch = there("torch")
     for name, value in values().items():
         (tmp_path / name).mkdir()
@@ -92,7 +92,7 @@ def test_values_in_a_torch_file(tmp_path: Path, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_values_in_a_plain_pickle(tmp_path: Path, protocol: int) -> None:
+def test_ordinary_values_in_a_plain_pickle_pass(tmp_path: Path, protocol: int) -> None:
     there("torch")
     left_out = {"dataset", "generator"}  # outside torch.save, tensors are pickled as nested files
     for name, value in values().items():
@@ -102,7 +102,7 @@ def test_values_in_a_plain_pickle(tmp_path: Path, protocol: int) -> None:
     check(tmp_path, {})
 
 
-def test_pickles_in_a_row(tmp_path: Path) -> None:
+def test_concatenated_pickles_pass(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/log.pkl").write_bytes(b"".join(pickle.dumps({"step": n}) for n in range(5)))
     check(tmp_path, {})
@@ -112,7 +112,7 @@ class _Model:
     """A user-defined class."""
 
 
-def test_what_could_run_code_is_unknown_and_says_so(tmp_path: Path) -> None:
+def test_values_that_need_code_are_unknown(tmp_path: Path) -> None:
     torch, pd = there("torch"), there("pandas")
     made = {
         "partial": functools.partial(int, base=2), "partial_of_a_class": functools.partial(torch.nn.GELU),
@@ -129,7 +129,7 @@ def test_what_could_run_code_is_unknown_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_partial_of_a_command_is_refuted(tmp_path: Path, protocol: int) -> None:
+def test_a_partial_that_runs_a_command_is_refuted(tmp_path: Path, protocol: int) -> None:
     torch = there("torch")
     torch.save({"x": functools.partial(os.system, "true")}, tmp_path / "model.pt", pickle_protocol=protocol)
     report = verify(tmp_path / "model.pt", Level.LOAD)
@@ -167,7 +167,7 @@ def _tensors() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
-def test_every_dtype_and_layout(tmp_path: Path, zip_format: bool) -> None:
+def test_every_dtype_and_layout_passes(tmp_path: Path, zip_format: bool) -> None:
     torch = there("torch")
     broken: dict[str, Cause | None] = {}
     tensors = _tensors()
@@ -258,7 +258,7 @@ FOREIGN: dict[str, tuple[str, Maker, Cause]] = {
 }  # fmt: skip
 
 
-def test_files_of_other_programs_under_torchs_names(tmp_path: Path) -> None:
+def test_other_programs_files_with_torch_names_get_their_verdicts(tmp_path: Path) -> None:
     there("joblib")
     for name, (file, make, _) in FOREIGN.items():
         (tmp_path / name).mkdir()
@@ -266,7 +266,7 @@ def test_files_of_other_programs_under_torchs_names(tmp_path: Path) -> None:
     check(tmp_path, {name: cause for name, (_, _, cause) in FOREIGN.items()})
 
 
-def test_a_model_of_scikit_learn_is_unknown(tmp_path: Path) -> None:
+def test_a_scikit_learn_model_is_unknown(tmp_path: Path) -> None:
     tree = there("sklearn.tree") if importlib.util.find_spec("sklearn") else None
     need("sklearn", tree is not None)
     model = tree.DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1])  # type: ignore[union-attr]
@@ -291,7 +291,7 @@ def _overwritten(data: bytes) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("how", ["zeros", "html", "cut", "first"])
-def test_damage_that_leaves_evidence_is_refuted(tmp_path: Path, zip_format: bool, how: str) -> None:
+def test_damage_with_evidence_is_refuted(tmp_path: Path, zip_format: bool, how: str) -> None:
     torch = there("torch")
     path = tmp_path / "pytorch_model.bin"
     torch.save({"w": torch.randn(64, 64)}, path, _use_new_zipfile_serialization=zip_format)

@@ -160,7 +160,9 @@ TRICKS = {
 
 @pytest.mark.parametrize("container", [zip_file, legacy_file])
 @pytest.mark.parametrize("kind", sorted(set(TRICKS) - {"memo_bomb", "second_stop", "deep_tuple"}))
-def test_a_trick_is_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, container: Any) -> None:
+def test_pickle_tricks_are_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, container: Any
+) -> None:
     monkeypatch.setattr(examine, "GAVE_UP", ())  # let exceptions in a reader propagate
     report = verify(container(tmp_path / "model.pt", TRICKS[kind]), Level.CONTENT)
     assert report.verdict is not Verdict.PROVEN
@@ -182,7 +184,7 @@ def long_path() -> bytes:
         b"\x80\x02}" + b"".join(b"r" + n.to_bytes(4, "little") for n in range(400_000)) + b".",
     ],
 )
-def test_what_a_small_file_can_cost_is_bounded(tmp_path: Path, data: bytes) -> None:
+def test_a_small_files_cost_is_bounded(tmp_path: Path, data: bytes) -> None:
     path = zip_file(tmp_path / "model.pt", data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert lines_run(lambda: verify(path, Level.CONTENT)) < MOST_LINES
@@ -202,7 +204,7 @@ CLAIMS: dict[str, tuple[Any, str, dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize(("layout", "name", "head", "missing"), CLAIMS.values(), ids=CLAIMS)
-def test_a_claimed_number_of_parts_costs_no_work(layout: Any, name: str, head: dict[str, int], missing: str) -> None:
+def test_a_huge_claimed_part_count_costs_no_work(layout: Any, name: str, head: dict[str, int], missing: str) -> None:
     names = [name.format(n) for n in range(5)]
     folder = Folder(Path("global_step7"), "", dict.fromkeys([*names, "mp_rank_00_model_states.pt"], 1))
     found: dict[str, Any] = defaultdict(lambda: None)
@@ -238,7 +240,7 @@ ARCHIVES = {
 
 
 @pytest.mark.parametrize("kind", sorted(ARCHIVES))
-def test_members_that_torch_does_not_write(tmp_path: Path, kind: str) -> None:
+def test_archives_with_members_foreign_to_torch_are_not_proven(tmp_path: Path, kind: str) -> None:
     report = verify(zip_file(tmp_path / "model.pt", pickle.dumps({}, 2), ARCHIVES[kind]), Level.CONTENT)
     assert report.verdict is not Verdict.PROVEN
     assert not (tmp_path.parent / "evil.py").exists()
@@ -253,7 +255,7 @@ def good_zip() -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_two_members_of_one_name(tmp_path: Path, wording: Wording) -> None:
+def test_duplicate_member_names_are_reported(tmp_path: Path, wording: Wording) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as out:
         out.writestr("archive/data.pkl", pickle.dumps({}, 2))
         out.writestr("archive/data.pkl", call("posix", "system", "x"))
@@ -261,7 +263,7 @@ def test_two_members_of_one_name(tmp_path: Path, wording: Wording) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "after", "comment"])
-def test_bytes_outside_the_archive(tmp_path: Path, where: str) -> None:
+def test_bytes_outside_the_archive_are_not_proven(tmp_path: Path, where: str) -> None:
     data = good_zip()
     assert verify(plain_file(tmp_path / "good.pt", data), Level.CONTENT).verdict is Verdict.PROVEN
     if where == "before":
@@ -285,7 +287,7 @@ def test_a_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
-def test_a_small_file_that_claims_exabytes(tmp_path: Path, wording: Wording) -> None:
+def test_a_small_file_claiming_exabytes_is_refuted(tmp_path: Path, wording: Wording) -> None:
     path = plain_file(
         tmp_path / "a.safetensors", struct.pack("<Q", 8 << 60 if (8 << 60) < 1 << 64 else 1 << 63) + b"{}"
     )
@@ -297,7 +299,7 @@ def test_a_small_file_that_claims_exabytes(tmp_path: Path, wording: Wording) -> 
     assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_an_index_of_a_million_entries(tmp_path: Path, wording: Wording) -> None:
+def test_a_huge_index_gets_a_short_report(tmp_path: Path, wording: Wording) -> None:
     table = {f"layers.{i}.w": f"model-{i % 100 + 1:05}-of-00100.safetensors" for i in range(100_000)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
     report = verify(tmp_path, Level.STRUCTURE)
@@ -307,21 +309,21 @@ def test_an_index_of_a_million_entries(tmp_path: Path, wording: Wording) -> None
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b'{"a": 1', b"\xff\xfe"])
-def test_hostile_json(tmp_path: Path, data: bytes) -> None:
+def test_hostile_json_is_refuted_with_one_problem(tmp_path: Path, data: bytes) -> None:
     report = verify(plain_file(tmp_path / "config.json", data), Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
     assert len(report.files[0].problems) == 1
 
 
 @pytest.mark.parametrize("data", [b"[" + b"[]," * 3_000_000 + b"0]", b"9" * 5000])
-def test_json_that_would_eat_memory(tmp_path: Path, data: bytes) -> None:
+def test_memory_hungry_json_uses_little_memory(tmp_path: Path, data: bytes) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert verify(plain_file(tmp_path / "config.json", data), Level.STRUCTURE).verdict is not Verdict.PROVEN
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "config.json", "model.bin", "model.ckpt"])
-def test_pointers_and_empty_files(tmp_path: Path, name: str, wording: Wording) -> None:
+def test_lfs_pointers_and_empty_files_are_damage(tmp_path: Path, name: str, wording: Wording) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
     for data in (pointer, b""):
         report = verify(plain_file(tmp_path / name, data), Level.STRUCTURE)
@@ -336,7 +338,7 @@ def test_names_of_files_and_tensors_cannot_write_to_a_terminal(tmp_path: Path) -
     assert len(seen(report)) < 500
 
 
-def test_a_folder_nested_without_end(tmp_path: Path) -> None:
+def test_a_deeply_nested_folder_is_unknown(tmp_path: Path) -> None:
     deep = tmp_path
     for _ in range(60):
         deep /= "d"
@@ -358,7 +360,7 @@ TENSOR = struct.pack("<Q", 56) + b'{"w":{"dtype":"F32","shape":[1],"data_offsets
         ("x", {"adapter_config.json": b'{"peft_type": "LORA", "r": 1, "target_modules": [[]]}'}),
     ],
 )
-def test_layouts_stumble_over_nothing(tmp_path: Path, name: str, files: dict[str, bytes]) -> None:
+def test_malformed_layout_files_are_not_proven(tmp_path: Path, name: str, files: dict[str, bytes]) -> None:
     folder = tmp_path / name
     folder.mkdir()
     for file, content in {"adapter_model.safetensors": TENSOR, **files}.items():
@@ -367,7 +369,7 @@ def test_layouts_stumble_over_nothing(tmp_path: Path, name: str, files: dict[str
     assert report.verdict is not Verdict.PROVEN
 
 
-def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path, wording: Wording) -> None:
+def test_an_adapter_with_scalar_tensors_contradicts_its_base(tmp_path: Path, wording: Wording) -> None:
     table = {f"m.lora_{x}.weight": {"dtype": "U8", "shape": [], "data_offsets": [i, i + 1]} for i, x in enumerate("AB")}
     base = {"m.weight": {"dtype": "U8", "shape": [1, 1], "data_offsets": [0, 1]}}
     for folder, head, size in (("a", table, 2), ("b", base, 1)):
@@ -381,7 +383,7 @@ def test_adapter_without_dimensions_is_compared_with_a_base(tmp_path: Path, word
     wording("\n".join(report.reasons))
 
 
-def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path, wording: Wording) -> None:
+def test_linked_small_files_in_a_hub_cache_are_read(tmp_path: Path, wording: Wording) -> None:
     snapshot = tmp_path / "models--a--b/snapshots/r"
     (snapshot / "global_step1").mkdir(parents=True)
     blobs = tmp_path / "models--a--b/blobs"
@@ -401,7 +403,7 @@ def test_small_files_of_a_hub_cache_are_links_and_still_read(tmp_path: Path, wor
     wording("\n".join(verify(snapshot, Level.CONTENT).reasons), "global_step2")
 
 
-def test_the_other_checkpoint_is_not_measured_by_what_was_said_of_this_one(tmp_path: Path, wording: Wording) -> None:
+def test_expected_digests_do_not_apply_to_the_compared_checkpoint(tmp_path: Path, wording: Wording) -> None:
     for step, value in ((1, 1), (2, 2)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -421,7 +423,7 @@ def _longer() -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [b"NaN\n" * 500_000, b"[" + b"[]," * 2_200_000 + b"1]\n"])
-def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: bytes) -> None:
+def test_json_lines_use_bounded_memory(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "m.jsonl").write_bytes(text)
     tracemalloc.start()
     try:
@@ -431,7 +433,7 @@ def test_lines_of_json_cost_a_bounded_multiple_of_a_line(tmp_path: Path, text: b
         tracemalloc.stop()
 
 
-def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path, wording: Wording) -> None:
+def test_a_reader_that_needs_the_whole_file_stops_at_the_budget(tmp_path: Path, wording: Wording) -> None:
     """A picture with a terabyte of zeros takes no disk space, but takes an hour to read."""
     with (tmp_path / "a.png").open("wb") as out:
         out.write(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + bytes(13))
@@ -442,9 +444,7 @@ def test_a_reader_that_needs_all_of_a_file_ends_with_the_budget(tmp_path: Path, 
     wording("\n".join(report.reasons))
 
 
-def test_a_link_that_nobody_may_read_is_a_doubt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
-) -> None:
+def test_an_unreadable_link_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     """For example /proc/1/cwd, for any user but root."""
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "link").symlink_to(tmp_path / "a.txt")

@@ -64,7 +64,7 @@ def test_pictures_are_proven_by_their_structure(tmp_path: Path, wording: Wording
     wording("\n".join(report.files[0].proved), "CRC", 3)
 
 
-def test_pictures_of_a_real_library(tmp_path: Path) -> None:
+def test_pictures_written_by_pillow_are_proven_until_damaged(tmp_path: Path) -> None:
     need("PIL", importlib.util.find_spec("PIL") is not None)
     from PIL import Image
 
@@ -84,7 +84,7 @@ def test_pictures_of_a_real_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", range(8, 60, 5))
-def test_a_changed_byte_of_a_png_is_seen(tmp_path: Path, at: int) -> None:
+def test_a_changed_png_byte_is_detected(tmp_path: Path, at: int) -> None:
     data = bytearray(png())
     data[at] ^= 1
     (tmp_path / "a.png").write_bytes(data)
@@ -131,7 +131,7 @@ NO_READER: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", DISGUISES)
-def test_weights_in_disguise_need_their_proof(tmp_path: Path, name: str) -> None:
+def test_weights_in_disguise_are_not_proven(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(DISGUISES[name]())
     report = sealed(tmp_path)
@@ -149,7 +149,7 @@ def test_a_file_without_a_reader_is_copied_and_not_proven(tmp_path: Path, name: 
 
 
 @pytest.mark.slow
-def test_small_things_that_nobody_can_read_are_told_apart(tmp_path: Path) -> None:
+def test_small_unread_files_are_reported_separately(tmp_path: Path) -> None:
     (tmp_path / "state.dat").write_bytes(bytes([7, *range(200)]) * 5)  # 1,000 random bytes can look like weights
     (tmp_path / "latin.csv").write_bytes("größe;1\n".encode("latin-1"))
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
@@ -162,7 +162,7 @@ def test_small_things_that_nobody_can_read_are_told_apart(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_unread_file_in_a_checkpoint_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
+def test_an_unread_file_leaves_its_checkpoint_readable(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-3"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(WEIGHTS)
@@ -176,7 +176,7 @@ def test_an_unread_file_in_a_checkpoint_is_not_the_checkpoints_fault(tmp_path: P
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_plain_archive_is_whole_and_no_more_is_claimed(tmp_path: Path, how: int, wording: Wording) -> None:
+def test_a_plain_archive_proves_only_that_it_is_whole(tmp_path: Path, how: int, wording: Wording) -> None:
     data = archive(how, **{"a.csv": b"1,2\n" * 5000, "sub/b.png": png(), "sub/": b"", "empty.txt": b""})
     place = tmp_path / "plots.zip"
     place.write_bytes(data)
@@ -192,7 +192,7 @@ def test_a_plain_archive_is_whole_and_no_more_is_claimed(tmp_path: Path, how: in
         assert verify(place, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_folders_packed_by_the_standard_library_and_by_zip(tmp_path: Path) -> None:
+def test_folders_packed_by_zipfile_or_zip_are_proven(tmp_path: Path) -> None:
     (tmp_path / "plots/deep").mkdir(parents=True)
     (tmp_path / "plots/deep/ü.csv").write_text("a\n" * 1000)
     shutil.make_archive(str(tmp_path / "std"), "zip", tmp_path / "plots")
@@ -226,13 +226,13 @@ def twice() -> bytes:
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_an_archive_that_is_whole_and_odd_is_neither_proven_nor_refuted(tmp_path: Path, what: str) -> None:
+def test_a_whole_but_odd_archive_is_unknown(tmp_path: Path, what: str) -> None:
     (tmp_path / "odd.zip").write_bytes(ODD[what]())
     report = sealed(tmp_path)
     assert report.verdict is Verdict.UNKNOWN and report.readable is Verdict.UNKNOWN, reasons(report)
 
 
-def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
+def test_archives_claiming_false_sizes_are_not_proven(tmp_path: Path) -> None:
     data = bytearray(archive(a=bytes(1 << 20)))
     entry = data.index(b"PK\1\2")
     for name, claimed in (("bomb.zip", 15 << 20), ("bulk.zip", 0xF0000000)):
@@ -299,7 +299,7 @@ async def gate_findings(ctx: Context, job: str, shown: dict[str, bytes], dest: P
         ({"state.dat": b"\1\2\3", "bad.safetensors": WEIGHTS[:-1]}, "error"),
     ],
 )
-async def test_what_the_gate_says_of_them(
+async def test_gate_severity_depends_on_the_output_files(
     ended: tuple[Context, str], tmp_path: Path, shown: dict[str, bytes], severity: str | None
 ) -> None:
     found = await gate_findings(*ended, shown, tmp_path / "copy")
@@ -308,7 +308,7 @@ async def test_what_the_gate_says_of_them(
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_a_copy_that_rotted_here_blocks_whatever_became_of_the_job(tmp_path: Path) -> None:
+async def test_a_rotted_local_copy_blocks_even_after_a_cancel(tmp_path: Path) -> None:
     """A canceled job's torn file is already lost; a good file whose copy changed isn't, until the machine is gone."""
     ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)

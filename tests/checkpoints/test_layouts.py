@@ -63,21 +63,21 @@ def adapter(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_adapter_is_whole(adapter: Path, wording: Wording) -> None:
+def test_an_intact_adapter_is_proven(adapter: Path, wording: Wording) -> None:
     report = verify(adapter, Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN, seen(report)
     wording("\n".join(report.proved), 4)
 
 
 @pytest.mark.parametrize("edit", [{"r": 8}, {"target_modules": ["q_proj", "k_proj"]}])
-def test_an_adapter_that_is_not_what_its_config_says(adapter: Path, edit: dict[str, Any]) -> None:
+def test_an_adapter_contradicting_its_config_is_refuted(adapter: Path, edit: dict[str, Any]) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | edit))
     assert verify(adapter, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_half_an_adapter(adapter: Path, name: str) -> None:
+def test_half_an_adapter_is_refuted(adapter: Path, name: str) -> None:
     (adapter / name).unlink()
     assert verify(adapter, Level.STRUCTURE).verdict is Verdict.REFUTED
 
@@ -97,7 +97,7 @@ def dcp(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_distributed_checkpoint(dcp: Path) -> None:
+def test_a_distributed_checkpoint_is_proven_until_damaged(dcp: Path) -> None:
     report = verify(dcp, Level.LOAD)
     assert report.verdict is Verdict.PROVEN, seen(report)
     shard = next(dcp.glob("*.distcp"))
@@ -114,7 +114,7 @@ def test_a_distributed_checkpoint(dcp: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_distributed_checkpoint_without_its_manifest(dcp: Path, wording: Wording) -> None:
+def test_a_distributed_checkpoint_without_metadata_is_reported(dcp: Path, wording: Wording) -> None:
     (dcp / ".metadata").unlink()
     wording(seen(verify(dcp, Level.STRUCTURE)), ".metadata")
 
@@ -139,7 +139,7 @@ def onnx_file(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-def test_onnx_nests_exactly(onnx_file: Path, wording: Wording) -> None:
+def test_a_cut_or_padded_onnx_file_is_refuted(onnx_file: Path, wording: Wording) -> None:
     report = verify(onnx_file, Level.LOAD)
     assert report.verdict is Verdict.PROVEN, seen(report)
     wording(report.files[0].proved[0])
@@ -152,7 +152,7 @@ def test_onnx_nests_exactly(onnx_file: Path, wording: Wording) -> None:
 # ------------------------------------------------------------------------------------------------------------ gguf
 
 
-def test_the_table_of_quantised_types_is_that_of_the_library() -> None:
+def test_the_quantised_type_table_matches_the_library() -> None:
     want("gguf")
     import gguf
 
@@ -161,7 +161,7 @@ def test_the_table_of_quantised_types_is_that_of_the_library() -> None:
         assert (theirs.name, *gguf.GGML_QUANT_SIZES[theirs]) == (name, block, size)
 
 
-def test_gguf_with_more_tokens_than_embeddings(tmp_path: Path, wording: Wording) -> None:
+def test_gguf_with_more_tokens_than_embeddings_is_reported(tmp_path: Path, wording: Wording) -> None:
     want("gguf")
     import gguf
 
@@ -183,11 +183,11 @@ def record(body: bytes) -> bytes:
     return head + struct.pack("<I", masked(head)) + body + struct.pack("<I", masked(body))
 
 
-def test_crc32c_is_the_published_one() -> None:
+def test_crc32c_matches_published_values() -> None:
     assert crc32c(b"123456789") == 0xE3069283
 
 
-def test_event_files(tmp_path: Path, wording: Wording) -> None:
+def test_event_files_survive_a_cut_but_not_a_changed_byte(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "events.out.tfevents.1.host.1.0"
     data = b"".join(record(b"event %d" % i) for i in range(10))
     path.write_bytes(data)
@@ -203,7 +203,7 @@ def test_event_files(tmp_path: Path, wording: Wording) -> None:
 # ----------------------------------------------------------------------------------------- masks, gaps and constants
 
 
-def test_a_mask_may_hold_infinity_and_weights_may_not(tmp_path: Path, wording: Wording) -> None:
+def test_masks_may_hold_infinity_but_weights_may_not(tmp_path: Path, wording: Wording) -> None:
     mask = np.triu(np.full((64, 64), -np.inf, "f4"), 1)
     weight = np.random.default_rng(0).normal(size=(64, 64)).astype("f4")
     save_file({"mask": mask, "w": weight}, tmp_path / "a.safetensors")
@@ -249,7 +249,7 @@ HOLEY = np.array([1.0, np.nan, 3.0], "f4")
         ("model-10.npz", {"y": HOLEY}, "", False),
     ],
 )
-def test_nan_in_an_array_of_data_is_a_warning(
+def test_nan_in_a_data_array_is_a_warning(
     tmp_path: Path, packed: bool, file: str, arrays: dict[str, Any], beside: str, data: bool
 ) -> None:
     (np.savez_compressed if packed else np.savez)(tmp_path / file, **arrays)
@@ -260,7 +260,7 @@ def test_nan_in_an_array_of_data_is_a_warning(
     assert len([line for found in report.files for line in found.warnings]) == data
 
 
-def test_nan_in_one_array_of_its_own_file_is_a_warning(tmp_path: Path) -> None:
+def test_nan_in_a_lone_array_file_is_a_warning(tmp_path: Path) -> None:
     np.save(tmp_path / "scores.npy", HOLEY)
     for path in (tmp_path, tmp_path / "scores.npy"):
         report = verify(path)
@@ -269,7 +269,7 @@ def test_nan_in_one_array_of_its_own_file_is_a_warning(tmp_path: Path) -> None:
     assert verify(tmp_path).causes == (Cause.NOT_FINITE,), "beside a model it may be a part of it"
 
 
-def test_what_skip_data_leaves_is_incomplete_until_it_is_filled(tmp_path: Path, wording: Wording) -> None:
+def test_a_skip_data_file_is_damaged_until_filled(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     import torch
 
@@ -290,7 +290,7 @@ def test_what_skip_data_leaves_is_incomplete_until_it_is_filled(tmp_path: Path, 
     assert report.files[0].warnings, "nothing shows that the bytes are those that were written"
 
 
-def test_garbage_between_the_elements_of_a_view_is_no_alarm(tmp_path: Path, wording: Wording) -> None:
+def test_garbage_between_view_elements_is_ignored(tmp_path: Path, wording: Wording) -> None:
     want("torch")
     import torch
 
@@ -322,7 +322,7 @@ def test_layers_that_are_constant_or_copies_are_warnings(tmp_path: Path, wording
 
 @pytest.mark.prove
 @pytest.mark.filterwarnings("ignore")
-def test_orbax_by_structure_and_digest(tmp_path: Path) -> None:
+def test_damaged_orbax_files_are_refuted_with_a_manifest(tmp_path: Path) -> None:
     want("orbax")
     import orbax.checkpoint as ocp
 
@@ -346,7 +346,7 @@ def test_orbax_by_structure_and_digest(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("database", [False, True])
-def test_orbax_without_the_data_of_its_arrays(tmp_path: Path, database: bool) -> None:
+def test_orbax_without_array_data_is_refuted(tmp_path: Path, database: bool) -> None:
     want("orbax")
     import orbax.checkpoint as ocp
 
@@ -375,7 +375,7 @@ def test_orbax_metadata_without_an_array_proves_nothing(tmp_path: Path, tree: ob
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
 
-def test_a_sentencepiece_tokenizer(tmp_path: Path, wording: Wording) -> None:
+def test_a_sentencepiece_tokenizer_is_proven_until_damaged(tmp_path: Path, wording: Wording) -> None:
     pieces = b"".join(b"\n" + bytes([len(p) + 2]) + b"\n" + bytes([len(p)]) + p for p in (b"<unk>", b"a", b"bc"))
     path = tmp_path / "tokenizer.model"
     path.write_bytes(pieces)
@@ -387,7 +387,7 @@ def test_a_sentencepiece_tokenizer(tmp_path: Path, wording: Wording) -> None:
         assert verify(path, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_no_two_formats_claim_the_same_name() -> None:
+def test_formats_never_claim_the_same_name() -> None:
     heads = (b"", b"PK\3\4", b"{}", b"\x80\x02", b"GGUF")
     names = ("model.safetensors", "a.pt", "a.bin", "a.json", "a.jsonl", "a.npz", "a.npy", "a.gguf", "a.onnx", "a.txt",
              "tokenizer.model", ".metadata", "__0_0.distcp", "events.out.tfevents.1", "manifest.ocdbt", "process_0",

@@ -25,7 +25,7 @@ def task(*paths: Path) -> str:
 
 
 @pytest.mark.real("torch")
-def test_both_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_and_spawned_loads_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("torch", find_spec("torch") is not None)
     (tmp_path / "a.safetensors").write_bytes(weights())
     (tmp_path / "b.safetensors").write_bytes(weights()[:-1])
@@ -37,7 +37,9 @@ def test_both_answer_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("child", "name"), [(build.CHILD, "models"), (traced.CHILD, "tasks")])
-def test_the_other_programs_start_alike(child: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_forked_and_spawned_programs_agree(
+    child: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nothing = json.dumps({"memory": 8 << 30, name: []})
     forked = load.run_child(nothing, 120, child)
     monkeypatch.setattr(load, "subprocess", subprocess)
@@ -46,7 +48,7 @@ def test_the_other_programs_start_alike(child: tuple[str, ...], name: str, monke
 
 
 @pytest.mark.real("torch")
-def test_a_forked_one_that_hangs_is_killed(tmp_path: Path) -> None:
+def test_a_hanging_forked_load_is_killed(tmp_path: Path) -> None:
     need("torch", find_spec("torch") is not None)
     os.mkfifo(tmp_path / "a.safetensors")  # it has no writer, so reading blocks
     assert load.run_child(task(tmp_path / "a.safetensors"), 1, load.CHILD) == ([], "it took longer than 1 s")

@@ -36,7 +36,7 @@ def test_the_page_has_every_format_and_every_kind() -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_what_goes_unnoticed_is_on_the_page(name: str) -> None:
+def test_the_page_lists_every_undetected_corruption(name: str) -> None:
     """After a change, run `python tools/corruption_matrix.py --write docs/corruption.md`."""
     library = FORMATS[name][1]
     need(library, importlib.util.find_spec(library) is not None)
@@ -47,7 +47,7 @@ def test_what_goes_unnoticed_is_on_the_page(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_a_file_that_the_budget_cuts_short_is_not_refuted(name: str, tmp_path: Path) -> None:
+def test_an_exhausted_budget_refutes_no_file(name: str, tmp_path: Path) -> None:
     """The budget runs out at each of the first reads in turn, so that every part of a reader is interrupted."""
     write, library = FORMATS[name]
     need(library, importlib.util.find_spec(library) is not None)

@@ -61,7 +61,7 @@ def seen(report: Report) -> str:
     return "\n".join(report.reasons)
 
 
-def test_an_agreeing_model_is_proven_with_a_line_on_it(tmp_path: Path, wording: Wording) -> None:
+def test_a_model_matching_its_config_is_proven(tmp_path: Path, wording: Wording) -> None:
     root = llama(tmp_path)
     (root / "tokenizer.json").write_text(words(48, 2))
     report = verify(root, Level.STRUCTURE)
@@ -116,7 +116,7 @@ def drop(*names: str) -> Callable[[Arrays], object]:
         ),
     ],
 )
-def test_tensors_that_the_config_does_not_describe(
+def test_tensors_that_contradict_the_config_are_not_proven(
     tmp_path: Path, edit: Callable[[Arrays], object], verdict: Verdict, values: list[object], wording: Wording
 ) -> None:
     report = verify(llama(tmp_path, edit=edit), Level.STRUCTURE)
@@ -124,13 +124,13 @@ def test_tensors_that_the_config_does_not_describe(
     wording(seen(report), *values)
 
 
-def test_tied_weights_are_stored_once_or_twice(tmp_path: Path) -> None:
+def test_tied_weights_may_be_stored_once_or_twice(tmp_path: Path) -> None:
     for name, edit in (("once", drop("lm_head")), ("twice", drop())):
         report = verify(llama(tmp_path / name, {"tie_word_embeddings": True}, edit), Level.STRUCTURE)
         assert report.verdict is Verdict.PROVEN, seen(report)
 
 
-def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path, wording: Wording) -> None:
+def test_a_tokenizer_larger_than_the_embedding_is_reported(tmp_path: Path, wording: Wording) -> None:
     root = llama(tmp_path)
     for text in (words(51), words(50, 1)):
         (root / "tokenizer.json").write_text(text)
@@ -139,7 +139,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings(tmp_path: Path, wording: W
     assert tokens({"model": {"vocab": {"a": "x"}}}) is None and tokens([]) is None
 
 
-def test_a_config_that_is_not_there(tmp_path: Path, wording: Wording) -> None:
+def test_a_missing_config_is_reported_if_one_is_expected(tmp_path: Path, wording: Wording) -> None:
     for step in (1, 2):
         llama(tmp_path / f"run/part-{step}")
     (tmp_path / "run/part-2/config.json").unlink()
@@ -151,7 +151,7 @@ def test_a_config_that_is_not_there(tmp_path: Path, wording: Wording) -> None:
     wording(seen(verify(root, Level.STRUCTURE)), "generation_config.json", "config.json")
 
 
-def test_an_architecture_that_the_table_lacks_leaves_one_line_open(tmp_path: Path, wording: Wording) -> None:
+def test_an_unknown_architecture_is_reported_as_not_checked(tmp_path: Path, wording: Wording) -> None:
     report = verify(llama(tmp_path, {"model_type": "own"}), Level.STRUCTURE)
     assert report.verdict is Verdict.PROVEN
     wording(report.not_checked[0], "own")
@@ -175,7 +175,7 @@ def want_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_transformers_decides_where_the_table_does_not(tmp_path: Path, wording: Wording) -> None:
+def test_transformers_checks_architectures_missing_from_the_table(tmp_path: Path, wording: Wording) -> None:
     want_transformers()
     build("ViT").save_pretrained(tmp_path / "good")
     config = json.loads((tmp_path / "good/config.json").read_text())
@@ -204,7 +204,7 @@ def test_transformers_decides_where_the_table_does_not(tmp_path: Path, wording: 
 
 
 @pytest.mark.prove
-def test_every_family_is_proven_whole_and_refuted_with_a_tensor_less(tmp_path: Path) -> None:
+def test_every_family_is_proven_whole_and_refuted_without_a_tensor(tmp_path: Path) -> None:
     """Files saved by transformers match the models that it builds; with a tensor missing or doubled, they don't."""
     want_transformers()
     import torch

@@ -49,7 +49,7 @@ def proven(path: Path) -> Report:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_every_type_that_the_library_writes(onnx: Any, tmp_path: Path, raw: bool) -> None:
+def test_every_type_written_by_the_library_is_proven(onnx: Any, tmp_path: Path, raw: bool) -> None:
     weights = []
     for i, (number, name) in enumerate(sorted((v, k) for k, v in onnx.TensorProto.DataType.items())):
         if name in ("UNDEFINED", "STRING"):
@@ -66,7 +66,7 @@ def test_every_type_that_the_library_writes(onnx: Any, tmp_path: Path, raw: bool
 
 
 @pytest.mark.parametrize("field", ["FLOAT", "DOUBLE"])
-def test_numbers_in_a_field_of_their_own_are_scanned(onnx: Any, tmp_path: Path, field: str) -> None:
+def test_typed_number_fields_are_scanned(onnx: Any, tmp_path: Path, field: str) -> None:
     values = array().ravel()
     values[5] = np.nan
     weight = onnx.helper.make_tensor("w0", onnx.TensorProto.DataType.Value(field), (64, 48), values)
@@ -105,7 +105,7 @@ def test_external_data_is_part_of_the_model(outside: Path, wording: Wording) -> 
     wording("\n".join(line for f in report.files for line in f.proved), "m.onnx.data")
 
 
-def test_external_data_that_is_cut_gone_or_not_finite(outside: Path, wording: Wording) -> None:
+def test_cut_missing_or_non_finite_external_data_is_reported(outside: Path, wording: Wording) -> None:
     data = outside / "m.onnx.data"
     whole = data.read_bytes()
     os.truncate(data, len(whole) - 100)

@@ -34,20 +34,20 @@ def names(*sizes: int) -> dict[str, int]:
         ((), []),
     ],
 )
-def test_large_files_that_leave_threads_idle_are_shared(sizes: tuple[int, ...], together: list[str]) -> None:
+def test_large_files_are_shared_by_idle_threads(sizes: tuple[int, ...], together: list[str]) -> None:
     assert scheduling.plan(names(*sizes), 2, 8)[0] == together
     assert scheduling.plan(names(*sizes), 1, 8)[0] == []
 
 
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 8), st.integers(0, 500))
 @pytest.mark.slow
-def test_every_file_is_looked_at_once(sizes: list[int], threads: int, least: int) -> None:
+def test_every_file_is_scheduled_once(sizes: list[int], threads: int, least: int) -> None:
     together, apart = scheduling.plan(names(*sizes), threads, least)
     assert sorted(together + apart) == sorted(names(*sizes))
     assert [sizes[int(n[1:])] for n in apart] == sorted((sizes[int(n[1:])] for n in apart), reverse=True)
 
 
-def test_a_lone_large_file_is_shared_and_judged_as_ever(
+def test_sharing_a_lone_large_file_keeps_its_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(content_scan, "SEGMENT", 1 << 16)
@@ -75,7 +75,7 @@ def test_crcs_of_a_lone_large_archive_are_joined(
     wording(verify(tmp_path / "a.npz").files[0].problems[0], "CRC", "w.npy")
 
 
-def test_one_digest_is_compared_the_one_that_the_purpose_asks_for(tmp_path: Path) -> None:
+def test_the_manifest_source_decides_which_digest_is_compared(tmp_path: Path) -> None:
     save_file({"w": np.ones((4, 4), "f4")}, tmp_path / "a.safetensors")
     taken = manifest.take(tmp_path)
     listing = Manifest.model_validate(taken)

@@ -104,7 +104,7 @@ def repeated(data: bytearray) -> None:
 
 
 @pytest.mark.parametrize("damage", [zero_pages, one_page, tail, repeated])
-def test_damaged_pages_are_a_doubt(path: Path, damage: Callable[[bytearray], None]) -> None:
+def test_damaged_pages_are_not_proven(path: Path, damage: Callable[[bytearray], None]) -> None:
     whole = path.read_bytes()
     assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN, seen(verify(path, Level.CONTENT))
     data = bytearray(whole)
@@ -160,7 +160,7 @@ def on_purpose() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", sorted(on_purpose()))
-def test_zeros_and_copies_on_purpose_are_none(tmp_path: Path, name: str) -> None:
+def test_intended_zeros_and_copies_are_proven(tmp_path: Path, name: str) -> None:
     for write, file in ((safetensors, "m.safetensors"), (legacy, "m.bin"), (gguf, "m.gguf")):
         write(tmp_path / file, {k: np.array(v) for k, v in on_purpose()[name].items()})
         report = verify(tmp_path / file, Level.CONTENT)
@@ -168,7 +168,9 @@ def test_zeros_and_copies_on_purpose_are_none(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, wording: Wording) -> None:
+def test_damaged_pages_are_found_with_any_thread_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, wording: Wording
+) -> None:
     monkeypatch.setattr(content_scan, "SEGMENT", 1 << 16)
     monkeypatch.setattr(content_scan, "CHUNK", (1 << 14) + 16)
     path = tmp_path / "m.safetensors"

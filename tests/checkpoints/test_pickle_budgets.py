@@ -120,7 +120,7 @@ def memory_in_full(path: Path) -> int:
 @pytest.mark.parametrize(
     ("what", "container"), [*((what, "zip") for what in HOSTILE), *((what, "plain") for what in list(HOSTILE)[-3:])]
 )
-def test_a_part_of_every_limit_costs_that_part(tmp_path: Path, what: str, container: str) -> None:
+def test_cost_scales_down_with_the_limits(tmp_path: Path, what: str, container: str) -> None:
     data = HOSTILE[what](SMALL.opcodes - 500)
     path = tmp_path / ("model.pt" if container == "zip" else "state.pkl")
     if container == "zip":
@@ -133,7 +133,7 @@ def test_a_part_of_every_limit_costs_that_part(tmp_path: Path, what: str, contai
 
 @pytest.mark.prove
 @pytest.mark.parametrize("what", HOSTILE)
-def test_every_limit_in_full_costs_no_more_memory_than_promised(tmp_path: Path, what: str) -> None:
+def test_memory_at_full_limits_stays_within_the_promise(tmp_path: Path, what: str) -> None:
     path = zip_file(tmp_path / "model.pt", HOSTILE[what](Limits().opcodes - 500), {"data/0": bytes(4)})
     # Quadratic work on this many opcodes would exceed the test's time limit.
     assert memory_in_full(path) < MEMORY
@@ -141,7 +141,7 @@ def test_every_limit_in_full_costs_no_more_memory_than_promised(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_most_memory_of_a_process_is_measured(tmp_path: Path) -> None:
+def test_peak_process_memory_is_measured(tmp_path: Path) -> None:
     path = zip_file(tmp_path / "model.pt", HOSTILE["texts"](100_000), {"data/0": bytes(4)})
     assert memory_in_full(path) > 0.8 * memory(path, Level.CONTENT, Limits())
 
@@ -154,7 +154,7 @@ def test_the_most_memory_of_a_process_is_measured(tmp_path: Path) -> None:
         ("one tensor many times", Limits(tensors=9)),
     ],
 )
-def test_what_exceeds_a_limit_is_unknown_and_says_which(tmp_path: Path, what: str, limits: Limits) -> None:
+def test_exceeding_a_limit_is_unknown(tmp_path: Path, what: str, limits: Limits) -> None:
     path = zip_file(tmp_path / "model.pt", HOSTILE[what](10_000), {"data/0": bytes(4)})
     report = verify(path, Level.STRUCTURE, limits=limits)
     assert report.verdict is Verdict.UNKNOWN and report.causes == (Cause.LIMIT,), report.reasons
@@ -174,7 +174,7 @@ def test_an_archive_is_not_unpacked_beyond_its_limit(tmp_path: Path) -> None:
     assert verify(path, Level.CONTENT).verdict is Verdict.PROVEN
 
 
-def test_an_enormous_value_is_written_briefly() -> None:
+def test_an_enormous_value_is_abbreviated() -> None:
     value: list[object] = []
     for _ in range(60):
         value = [value, value]
@@ -183,7 +183,7 @@ def test_an_enormous_value_is_written_briefly() -> None:
     assert short("a\nb") == "a?b" and short(7) == "7"
 
 
-def test_one_element_a_billion_times_is_counted_and_not_copied(tmp_path: Path) -> None:
+def test_an_expanded_element_is_counted_without_copies(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     repeated = _FIRST.replace(b"K\x00K\x01\x85K\x01\x85", b"K\x00J\xff\xff\xff\x7f\x85K\x00\x85")
     path = zip_file(tmp_path / "model.pt", b"\x80\x04" + repeated + b".", {"data/0": bytes(4)})
@@ -209,7 +209,7 @@ def test_progress_has_a_total_before_the_first_byte_is_counted(tmp_path: Path, a
     assert seen[-1][0] > 0.9 * (1 << 16) and all(total is not None and done <= total for done, total in seen)
 
 
-def test_structure_reads_headers_so_nothing_is_announced(tmp_path: Path) -> None:
+def test_structure_level_announces_no_total(tmp_path: Path) -> None:
     seen: list[object] = []
     path = zip_file(tmp_path / "a.pt", b"\x80\x02}.")
     verify(path, Level.STRUCTURE, progress=ByteCount(lambda done, total: seen.append(total)))

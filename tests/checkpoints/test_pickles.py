@@ -72,7 +72,7 @@ def attack(command: str) -> bytes:
 @pytest.mark.parametrize("container", [zip_file, legacy_file])
 @pytest.mark.parametrize("file", ["training_args.bin", "mp_rank_00_model_states.pt"])
 @pytest.mark.parametrize("level", [Level.STRUCTURE, Level.RESUME])
-def test_builtins_of_a_plain_class_are_refuted(tmp_path: Path, file: str, level: Level, container: Any) -> None:
+def test_reaching_builtins_through_a_class_is_refuted(tmp_path: Path, file: str, level: Level, container: Any) -> None:
     path = container(tmp_path / file, attack("None"))
     report = verify(path, level)
     assert report.verdict is Verdict.REFUTED
@@ -91,7 +91,7 @@ def test_builtins_of_a_plain_class_are_refuted(tmp_path: Path, file: str, level:
         ),
     ],
 )
-def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
+def test_terminal_and_mcp_show_the_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -109,7 +109,7 @@ def test_the_reason_is_shown_at_the_terminal_and_over_mcp(
 
 @pytest.mark.parametrize("code", ["0", "2f4", "(2,3)i4", "f4,i8", "i4:x", "", "f4" * 9])
 @pytest.mark.parametrize("place", ["itself", "buffer", "scalar"])
-def test_text_that_numpy_would_parse_as_a_dtype_is_not_proven(tmp_path: Path, code: str, place: str) -> None:
+def test_text_parsed_as_a_numpy_dtype_is_not_proven(tmp_path: Path, code: str, place: str) -> None:
     """numpy reads such text with `ast.literal_eval`; the files it writes contain only a letter and a size."""
     data = {
         "itself": name("numpy", "dtype") + text(code) + b"\x89\x88\x87R",
@@ -125,7 +125,7 @@ def test_text_that_numpy_would_parse_as_a_dtype_is_not_proven(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_what_numpy_writes_is_proven(tmp_path: Path, protocol: int) -> None:
+def test_pickles_written_by_numpy_are_proven(tmp_path: Path, protocol: int) -> None:
     np = pytest.importorskip("numpy")
     codes = ["?", "i1", "u2", ">i4", "<u8", "f2", "f4", "f8", "c8", "c16", "g", "S3", "U5", "M8[ns]", "m8[s]", "V7"]
     arrays = [np.zeros((2, 3), np.dtype(c)) for c in codes]
@@ -149,7 +149,7 @@ def test_what_numpy_writes_is_proven(tmp_path: Path, protocol: int) -> None:
     ],
 )
 @pytest.mark.parametrize("way", WAYS_IN, ids=[".".join(w) for w in WAYS_IN])
-def test_no_way_to_a_call_is_proven(
+def test_harmful_calls_are_never_proven(
     tmp_path: Path, way: tuple[str, str], file: str, spellings: tuple[str, ...]
 ) -> None:
     for label, data in programs(*way, ("eval",), spellings):
@@ -164,7 +164,7 @@ def _harmless(way: tuple[str, str], label: str) -> bool:
 
 
 @pytest.mark.parametrize("way", [("builtins", "eval"), ("posix", "system"), ("__builtin__", "getattr")])
-def test_every_way_to_a_notorious_name_is_refuted(tmp_path: Path, way: tuple[str, str]) -> None:
+def test_every_path_to_a_notorious_name_is_refuted(tmp_path: Path, way: tuple[str, str]) -> None:
     for label, data in programs(*way, ("1",), ("global", "stack_global_of_escapes")):
         report = verify(zip_file(tmp_path / "model.pt", data), Level.STRUCTURE)
         assert report.verdict is Verdict.REFUTED, label
@@ -192,7 +192,7 @@ OTHER = {
 
 @pytest.mark.parametrize("what", OTHER)
 @pytest.mark.parametrize("file", FILES)
-def test_other_ways_are_not_proven(tmp_path: Path, what: str, file: str) -> None:
+def test_other_attack_forms_are_not_proven(tmp_path: Path, what: str, file: str) -> None:
     report = verify(zip_file(tmp_path / file, OTHER[what]), Level.STRUCTURE)
     assert report.verdict is not Verdict.PROVEN and seen(report)
 
@@ -229,7 +229,7 @@ def listing(payload: bytes) -> bytes:
          + text("__init__") + b"\x86R", Verdict.UNKNOWN),
     ],
 )  # fmt: skip
-def test_a_manifest_of_torch_distributed(tmp_path: Path, payload: bytes, verdict: Verdict) -> None:
+def test_torch_distributed_metadata_is_judged_by_its_payload(tmp_path: Path, payload: bytes, verdict: Verdict) -> None:
     (tmp_path / ".metadata").write_bytes(listing(payload))
     report = verify(tmp_path / ".metadata", Level.STRUCTURE)
     assert report.verdict is verdict, seen(report)
@@ -284,7 +284,7 @@ def test_healthy_values_are_never_refuted(tmp_path: Path, what: str, container: 
 
 
 @pytest.mark.slow
-def test_objects_beside_tensors_do_not_stop_the_tensors_from_loading(tmp_path: Path, wording: Wording) -> None:
+def test_tensors_load_despite_objects_beside_them(tmp_path: Path, wording: Wording) -> None:
     need("torch", TORCH)
     import torch
     from torch.utils.data import TensorDataset
@@ -300,7 +300,7 @@ def test_objects_beside_tensors_do_not_stop_the_tensors_from_loading(tmp_path: P
         wording(open_.partition(":")[0])
 
 
-def test_a_table_in_a_checkpoint_is_not_refuted(tmp_path: Path) -> None:
+def test_a_pandas_table_in_a_checkpoint_is_unknown(tmp_path: Path) -> None:
     need("torch", TORCH)
     need("pandas", importlib.util.find_spec("pandas") is not None)
     import pandas as pd

@@ -116,7 +116,7 @@ def _fickling(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("scanner", ["picklescan", "modelscan", "fickling"])
-def test_nothing_that_a_scanner_calls_dangerous_is_proven(tmp_path: Path, scanner: str) -> None:
+def test_files_flagged_by_a_scanner_are_never_proven(tmp_path: Path, scanner: str) -> None:
     there(scanner)
     judge = {"picklescan": _picklescan, "modelscan": _modelscan, "fickling": _fickling}[scanner]
     files = list(corpus(tmp_path))
@@ -127,7 +127,7 @@ def test_nothing_that_a_scanner_calls_dangerous_is_proven(tmp_path: Path, scanne
         assert verify(path, Level.STRUCTURE).verdict is not Verdict.PROVEN, path.name
 
 
-def test_no_file_of_the_dangerous_corpus_is_proven(tmp_path: Path) -> None:
+def test_the_dangerous_corpus_is_never_proven(tmp_path: Path) -> None:
     verdicts = Counter(verify(path, Level.STRUCTURE).verdict for path in corpus(tmp_path))
     assert not verdicts[Verdict.PROVEN]
     assert verdicts[Verdict.REFUTED] > verdicts[Verdict.UNKNOWN]
@@ -328,7 +328,7 @@ def _check_the_oracle(loader: Loader, folder: Path) -> None:
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
-def test_proven_never_meets_a_call_that_is_not_listed(loader: Loader, tmp_path: Path) -> None:
+def test_proven_pickles_never_make_unlisted_calls(loader: Loader, tmp_path: Path) -> None:
     _check_the_oracle(loader, tmp_path)
     counted = _differ(loader, tmp_path, EXAMPLES)
     print(dict(counted))
@@ -424,7 +424,7 @@ def _states() -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.slow
-def test_states_of_a_resume_are_never_refuted(tmp_path: Path) -> None:
+def test_resume_states_are_never_refuted(tmp_path: Path) -> None:
     there("torch")
     import torch
 
@@ -441,7 +441,7 @@ def test_states_of_a_resume_are_never_refuted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_folder_of_a_trainer_is_proven_at_level_load(tmp_path: Path) -> None:
+def test_a_whole_trainer_folder_is_proven_at_level_load(tmp_path: Path) -> None:
     there("torch", "transformers", "accelerate")
     import torch
     import transformers
@@ -457,7 +457,7 @@ def test_the_whole_folder_of_a_trainer_is_proven_at_level_load(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_classes_that_are_listed_run_no_code_of_their_own_when_they_are_made() -> None:
+def test_listed_classes_run_no_code_on_construction() -> None:
     """If a library gives one of these classes such a method, the class must come off the list."""
     there("torch", "transformers", "trl", "accelerate")
     looked = 0

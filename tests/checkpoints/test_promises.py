@@ -120,7 +120,7 @@ def test_a_model_without_one_of_its_tensors_is_not_proven(tmp_path: Path) -> Non
     assert proven == [f"{kind} whole" for kind in MODELS]
 
 
-def test_an_optimizer_without_numbers_is_refuted(tmp_path: Path) -> None:
+def test_empty_optimizer_moments_are_a_contradiction(tmp_path: Path) -> None:
     import torch
 
     layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
@@ -150,7 +150,7 @@ def test_weights_without_a_tensor_are_refuted(tmp_path: Path, name: str) -> None
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.REFUTED
 
 
-def test_a_state_file_whose_model_has_no_numbers_is_not_proven(tmp_path: Path) -> None:
+def test_a_state_file_without_weights_is_not_proven(tmp_path: Path) -> None:
     import torch
 
     weight, optimizer = torch.ones(2, 2), {"state": {0: {"exp_avg": torch.ones(2)}}}
@@ -171,7 +171,7 @@ def test_a_state_file_whose_model_has_no_numbers_is_not_proven(tmp_path: Path) -
     assert found == {name: verdict for name, (_, verdict) in states.items()}
 
 
-def test_placeholders_of_deepspeed_are_no_loss(tmp_path: Path) -> None:
+def test_deepspeed_placeholders_are_no_contradiction(tmp_path: Path) -> None:
     import torch
 
     states = {"module": {f"layers.{n}.weight": torch.empty(0) for n in range(3)}}
@@ -197,7 +197,7 @@ HYBRIDS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)
-def test_an_adapter_of_a_model_with_several_kinds_of_layers_is_proven(tmp_path: Path, kind: str) -> None:
+def test_an_adapter_of_a_mixed_layer_model_is_proven(tmp_path: Path, kind: str) -> None:
     """Some layers have no attention, or no experts."""
     import peft
     import transformers
@@ -209,7 +209,7 @@ def test_an_adapter_of_a_model_with_several_kinds_of_layers_is_proven(tmp_path: 
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN
 
 
-def test_thousands_of_targets_cost_no_more_than_they_are(tmp_path: Path) -> None:
+def test_adapter_check_cost_is_linear_in_its_targets(tmp_path: Path) -> None:
     """A mixture of experts has one target for each linear layer of each expert."""
     counts = []
     for many in (250, 1000):

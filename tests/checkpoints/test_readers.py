@@ -160,12 +160,12 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("level", [Level.STRUCTURE, Level.CONTENT, Level.LOAD])
-def test_a_whole_file_raises_no_alarm(made: Path, level: Level) -> None:
+def test_a_whole_file_is_proven(made: Path, level: Level) -> None:
     report = verify(made, level)
     assert report.verdict is Verdict.PROVEN, seen(report)
 
 
-def test_a_file_that_is_cut_or_longer_is_refuted(made: Path) -> None:
+def test_cut_files_are_refuted_and_padded_files_not_proven(made: Path) -> None:
     whole = made.read_bytes()
     for cut in (len(whole) - 1, len(whole) // 2, 20):
         os.truncate(made, cut)
@@ -175,7 +175,7 @@ def test_a_file_that_is_cut_or_longer_is_refuted(made: Path) -> None:
     assert verify(made, Level.STRUCTURE).verdict is not Verdict.PROVEN
 
 
-def test_a_value_that_is_not_finite_is_seen(made: Path) -> None:
+def test_a_non_finite_value_is_found(made: Path) -> None:
     with Source(made) as source:
         plugin = reader(made.name, source.head())
         assert plugin is not None
@@ -190,7 +190,7 @@ def test_a_value_that_is_not_finite_is_seen(made: Path) -> None:
     assert Cause.NOT_FINITE in report.causes
 
 
-def test_no_change_of_one_byte_makes_a_reader_fail(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_byte_changes_never_crash_a_reader(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "GAVE_UP", ())  # let exceptions in a reader propagate
     whole = made.read_bytes()
     rng = np.random.default_rng(0)
@@ -201,12 +201,12 @@ def test_no_change_of_one_byte_makes_a_reader_fail(made: Path, monkeypatch: pyte
         assert verify(made, Level.STRUCTURE).files
 
 
-def test_lookup3_is_that_of_its_author() -> None:
+def test_lookup3_matches_its_authors_values() -> None:
     phrase = b"Four score and seven years ago"
     assert (lookup3(b""), lookup3(phrase)) == (0xDEADBEEF, 0x17770551)
 
 
-def test_newer_metadata_is_compared_with_its_checksum(tmp_path: Path, wording: Wording) -> None:
+def test_newer_metadata_is_checked_against_its_checksum(tmp_path: Path, wording: Wording) -> None:
     new_hdf5(tmp_path / "m.h5")
     data = bytearray((tmp_path / "m.h5").read_bytes())
     data[data.index(b"OHDR") + 12] ^= 1
@@ -214,7 +214,7 @@ def test_newer_metadata_is_compared_with_its_checksum(tmp_path: Path, wording: W
     wording(seen(verify(tmp_path / "m.h5", Level.STRUCTURE)))
 
 
-def test_a_model_that_lost_a_tree(tmp_path: Path, wording: Wording) -> None:
+def test_a_missing_tree_is_reported(tmp_path: Path, wording: Wording) -> None:
     like_xgboost(tmp_path / "m.ubj", trees=3)
     wording(seen(verify(tmp_path, Level.STRUCTURE)), 3, 2)
 
@@ -237,7 +237,7 @@ def test_a_lambda_layer_is_not_proven(tmp_path: Path, wording: Wording) -> None:
         wording(seen(report), "Lambda")
 
 
-def test_a_keras_model_that_names_a_function_of_python(tmp_path: Path, wording: Wording) -> None:
+def test_a_keras_model_naming_a_python_builtin_is_refuted(tmp_path: Path, wording: Wording) -> None:
     keras(tmp_path / "m.keras")
     evil = {"module": "builtins", "class_name": "exec", "config": {}}
     with zipfile.ZipFile(tmp_path / "m.keras") as old, zipfile.ZipFile(tmp_path / "n.keras", "w") as new:
@@ -258,7 +258,7 @@ def test_a_pickled_setting_is_judged(tmp_path: Path, wording: Wording) -> None:
 
 
 @pytest.mark.slow
-def test_archives_of_stable_baselines(tmp_path: Path) -> None:
+def test_stable_baselines_archives_are_proven(tmp_path: Path) -> None:
     want("stable_baselines3", "torch")
     from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 
@@ -270,7 +270,7 @@ def test_archives_of_stable_baselines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_models_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_models_are_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want("torch", "keras", "h5py")
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "home"))
@@ -289,7 +289,7 @@ def test_models_of_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_torch_under_the_name_of_an_archive(tmp_path: Path) -> None:
+def test_torch_files_named_pth_tar_are_proven(tmp_path: Path) -> None:
     want("torch")
     import torch
 
@@ -304,7 +304,7 @@ def test_torch_under_the_name_of_an_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_only_the_library_reads_is_read_by_it(tmp_path: Path, wording: Wording) -> None:
+def test_level_load_reads_many_links_and_packed_chunks_with_h5py(tmp_path: Path, wording: Wording) -> None:
     """A group with many links, and compressed chunks."""
     want("h5py")
     import h5py

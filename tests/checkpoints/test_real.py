@@ -87,7 +87,7 @@ def test_a_trainers_output_can_be_resumed(trained: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("gone", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_what_a_resume_would_miss_in_silence(trained: Path, tmp_path: Path, gone: str) -> None:
+def test_missing_resume_files_are_refuted_at_level_resume(trained: Path, tmp_path: Path, gone: str) -> None:
     shutil.copytree(trained / "full/checkpoint-6", tmp_path / "checkpoint-6")
     (tmp_path / "checkpoint-6" / gone).unlink()
     assert verify(tmp_path, Level.CONTENT).verdict is Verdict.PROVEN
@@ -96,7 +96,7 @@ def test_what_a_resume_would_miss_in_silence(trained: Path, tmp_path: Path, gone
     assert gone.split(".")[0] in seen(report)
 
 
-def test_the_optimizer_of_another_model(trained: Path, tmp_path: Path, wording: Wording) -> None:
+def test_another_models_optimizer_prevents_a_resume(trained: Path, tmp_path: Path, wording: Wording) -> None:
     shutil.copytree(trained / "lora/checkpoint-6", tmp_path / "checkpoint-6")
     shutil.copy(trained / "full/checkpoint-6/optimizer.pt", tmp_path / "checkpoint-6/optimizer.pt")
     report = verify(tmp_path, Level.RESUME)
@@ -110,7 +110,7 @@ def test_later_weights_have_moved(trained: Path, wording: Wording) -> None:
     wording("\n".join(report.proved))
 
 
-def test_a_sharded_model_of_transformers(trained: Path, tmp_path: Path, wording: Wording) -> None:
+def test_a_sharded_transformers_model_is_proven(trained: Path, tmp_path: Path, wording: Wording) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(trained / "full/final")
@@ -124,7 +124,7 @@ def test_a_sharded_model_of_transformers(trained: Path, tmp_path: Path, wording:
 # ------------------------------------------------------------------------------------- files that torch itself reads
 
 
-def test_we_read_what_torch_reads(tmp_path: Path) -> None:
+def test_our_reader_agrees_with_torch(tmp_path: Path) -> None:
     want("torch")
     import torch
 
@@ -225,7 +225,7 @@ def savers() -> dict[str, tuple[Callable[[Path, int], object], Callable[[Path], 
 @pytest.mark.endurance
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("kind", ["torch.save", "torch.save legacy", "safetensors", "savelib"])
-def test_a_hundred_kills(tmp_path: Path, kind: str) -> None:
+def test_a_hundred_kills_during_saves(tmp_path: Path, kind: str) -> None:
     want("torch")
     save, loads = savers()[kind]
     dice, torn, whole = random.Random(3), 0, 0
@@ -248,7 +248,7 @@ def test_a_hundred_kills(tmp_path: Path, kind: str) -> None:
 @pytest.mark.long
 @pytest.mark.endurance
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_kills_of_a_trainer(tmp_path: Path) -> None:
+def test_kills_during_training(tmp_path: Path) -> None:
     want("torch", "transformers")
     from safetensors.torch import load_file
 

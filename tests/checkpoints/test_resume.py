@@ -28,7 +28,7 @@ def resumes(folder: Path) -> CheckpointEvidence:
 
 
 @pytest.mark.slow
-def test_the_level_turns_what_is_missing_into_a_verdict(tmp_path: Path, wording: Wording) -> None:
+def test_resume_level_refutes_a_missing_optimizer(tmp_path: Path, wording: Wording) -> None:
     folder = saved(tmp_path)
     assert verify(folder, Level.RESUME).verdict is Verdict.PROVEN
     (folder / "optimizer.pt").unlink()
@@ -84,12 +84,12 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], list[object]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_optimizer_that_does_not_fit(tmp_path: Path, fault: str, wording: Wording) -> None:
+def test_a_mismatched_optimizer_is_reported(tmp_path: Path, fault: str, wording: Wording) -> None:
     edit, values = FAULTS[fault]
     wording("\n".join(resumes(saved(tmp_path, edit=edit)).resume), *values)
 
 
-def test_a_parameter_without_a_state_is_told(tmp_path: Path, wording: Wording) -> None:
+def test_a_parameter_without_state_is_a_warning(tmp_path: Path, wording: Wording) -> None:
     found = resumes(saved(tmp_path, edit=lambda s: s["state"].pop(1)))
     assert not found.resume, "a layer that was never used has none"
     wording(found.warnings[0], 6)
@@ -131,7 +131,7 @@ def test_an_adapter_is_covered_by_its_optimizer(tmp_path: Path, wording: Wording
     ],
     ids=["epoch that is no number", "epoch that is true", "no seed", "no seed of rank 0", "no scheduler"],
 )
-def test_what_else_a_resume_needs(
+def test_other_missing_resume_state_is_reported(
     tmp_path: Path, change: Callable[[Path], object], value: str, wording: Wording
 ) -> None:
     folder = saved(tmp_path)
@@ -139,7 +139,7 @@ def test_what_else_a_resume_needs(
     wording("\n".join(resumes(folder).resume), value)
 
 
-def test_our_own_helper_says_whether_it_knows_the_place_in_the_data(tmp_path: Path, wording: Wording) -> None:
+def test_a_save_helper_checkpoint_without_a_sampler_is_a_warning(tmp_path: Path, wording: Wording) -> None:
     t = torch()
     from gpuwarden.checkpoints.sealing import save_helper
 
@@ -150,7 +150,7 @@ def test_our_own_helper_says_whether_it_knows_the_place_in_the_data(tmp_path: Pa
     wording("\n".join(one.warnings))
 
 
-def test_experts_that_were_trained_as_one_tensor_are_the_models(tmp_path: Path, wording: Wording) -> None:
+def test_a_fused_expert_tensor_matches_separately_saved_experts(tmp_path: Path, wording: Wording) -> None:
     """For example, a mixture of experts in transformers, which saves each expert separately."""
     from gpuwarden.checkpoints.pickles.nodes import Call, Global, Persistent
     from gpuwarden.checkpoints.values.optimizer import judge

@@ -40,7 +40,7 @@ def write(root: Path, step: int, text: str = "{}") -> None:
 
 
 @pytest.mark.slow
-def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
+def test_the_newest_save_loads_and_old_saves_are_removed(tmp_path: Path) -> None:
     for step in (5, 10, 20):
         write(tmp_path, step)
     latest = save_helper.load_latest(tmp_path)
@@ -52,7 +52,7 @@ def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
     assert all(f.sealed for f in report.files if "manifest" not in f.path)
 
 
-def test_a_damaged_one_is_stepped_over_by_both(
+def test_load_latest_and_verify_skip_a_damaged_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     write(tmp_path, 1)
@@ -65,7 +65,7 @@ def test_a_damaged_one_is_stepped_over_by_both(
     assert verify(tmp_path, Level.CONTENT).step == 1
 
 
-def test_nothing_is_overwritten_and_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_saves_never_overwrite_and_failed_saves_leave_nothing(tmp_path: Path) -> None:
     write(tmp_path, 1)
     with pytest.raises(FileExistsError):
         write(tmp_path, 1)

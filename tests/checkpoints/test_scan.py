@@ -44,7 +44,7 @@ def strange(bits: int, dtype: str) -> bool:
 
 @pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize("dtype", ["F8_E5M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"])
-def test_every_pattern_of_eight_bits(make: Any, dtype: str) -> None:
+def test_every_8_bit_pattern_is_classified(make: Any, dtype: str) -> None:
     for bits in range(256):
         data = bytes([1, bits, 1])
         assert make(dtype)(data)[0] == strange(bits, dtype), hex(bits)
@@ -52,7 +52,7 @@ def test_every_pattern_of_eight_bits(make: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("make", TESTS)
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-def test_every_pattern_of_sixteen_bits(make: Any, dtype: str) -> None:
+def test_every_16_bit_pattern_is_classified(make: Any, dtype: str) -> None:
     for bits in range(1 << 16):
         pattern = bits.to_bytes(2, "little")
         assert make(dtype)(pattern) == (strange(bits, dtype), bits > 0), hex(bits)
@@ -74,7 +74,9 @@ def test_wide_floats_agree_with_numpy(make: Any, dtype: str, code: str, big: boo
 
 @pytest.mark.parametrize("start", [0, 1, 3, 8])
 @pytest.mark.parametrize("place", [0, 1, 62, 63, 64, 65, 127, 128, 999])
-def test_chunks_may_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, place: int) -> None:
+def test_chunk_boundaries_do_not_change_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, place: int
+) -> None:
     monkeypatch.setattr(content_scan, "CHUNK", 257)
     values = np.ones(1000, "f4")
     values[place] = np.inf
@@ -103,7 +105,7 @@ def test_tensors_that_share_bytes_are_scanned_once(tmp_path: Path) -> None:
     assert (seen.scanned, len(seen.zero)) == (1, 5000)
 
 
-def test_tensors_that_share_bytes_as_two_types_by_turns_are_scanned_once_each(tmp_path: Path) -> None:
+def test_bytes_shared_by_two_types_are_scanned_once_per_type(tmp_path: Path) -> None:
     """A small pickle can refer to one large storage ten thousand times."""
     (tmp_path / "f").write_bytes(bytes(1 << 16))
     tensors = [Tensor(str(i), ("F32", "F16")[i % 2], (1,), 0, 1 << 16) for i in range(1000)]
@@ -112,7 +114,7 @@ def test_tensors_that_share_bytes_as_two_types_by_turns_are_scanned_once_each(tm
     assert seen.scanned == 2 and len(seen.zero) == 1000
 
 
-def test_without_the_fast_wheels_the_answers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_optional_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.random.default_rng(0).normal(size=5000).astype("f2").tobytes()
     (tmp_path / "x").write_bytes(data)
     anatomy = Anatomy(
@@ -126,7 +128,7 @@ def test_without_the_fast_wheels_the_answers_are_the_same(tmp_path: Path, monkey
     assert (plain.digests, plain.bad_spans, plain.strange, plain.zero) == (fast.digests, [], [], [])
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_shrinking_during_a_read_raises(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1" * 1000)
     with Source(tmp_path / "x") as source:
         (tmp_path / "x").write_bytes(b"1" * 10)
@@ -144,7 +146,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     [("F16", "float16"), ("BF16", "bfloat16"), ("F32", "float32"), ("F64", "float64"), ("F8_E5M2", "float8_e5m2"),
      ("F8_E4M3", "float8_e4m3fn"), ("F8_E4M3FNUZ", "float8_e4m3fnuz"), ("F8_E5M2FNUZ", "float8_e5m2fnuz")],
 )  # fmt: skip
-def test_any_bytes_are_judged_as_torch_judges_them(make: Any, dtype: str, name: str) -> None:
+def test_arbitrary_bytes_are_judged_like_torch(make: Any, dtype: str, name: str) -> None:
     torch = real_torch()
     size, test = DTYPES[dtype].bits // 8, make(dtype)
     special = st.sampled_from([b"\0", b"\xff", b"\x7f", b"\x7c", b"\xfc", b"\x80", b"\xf0", b"\x7e"])
@@ -161,7 +163,7 @@ def test_any_bytes_are_judged_as_torch_judges_them(make: Any, dtype: str, name: 
 @pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 @pytest.mark.parametrize("value", [complex(0, 1), complex(np.nan, 0), complex(0, -np.inf), complex(0, 0)])
-def test_complex_values_are_judged_as_torch_judges_them(tmp_path: Path, big: bool, name: str, value: complex) -> None:
+def test_complex_values_are_judged_like_torch(tmp_path: Path, big: bool, name: str, value: complex) -> None:
     torch = real_torch()
     values = np.zeros(1000, name)
     values[617] = value
@@ -187,7 +189,7 @@ def test_complex_values_are_judged_as_torch_judges_them(tmp_path: Path, big: boo
         ((3, 400_000), (1, 3), "2 infinite of 1,200,000 values"),
     ],
 )
-def test_a_view_costs_no_more_than_its_bytes(
+def test_counting_a_view_never_exceeds_its_bytes(
     tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = np.ones(1_200_000, "f4")
@@ -208,11 +210,11 @@ def test_a_view_costs_no_more_than_its_bytes(
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
-def test_the_crc_of_two_pieces_is_joined(a: bytes, b: bytes) -> None:
+def test_crcs_of_two_pieces_are_joined(a: bytes, b: bytes) -> None:
     assert checksums.crc32_joined(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
 
 
-def test_crcs_of_huge_pieces_are_joined_at_once() -> None:
+def test_crcs_of_huge_pieces_are_joined_in_any_order() -> None:
     """Pieces of a terabyte of zeros, built by doubling, must give one CRC in whatever order they are joined."""
     known = {1: zlib.crc32(b"\0")}
     for n in range(40):
@@ -244,7 +246,9 @@ def files(draw: st.DrawFn) -> tuple[bytes, list[Tensor], list[Span]]:
 
 @pytest.mark.slow
 @given(made=files(), segment=st.sampled_from([64, 96, 1000]), chunk=st.sampled_from([40, 64, 257]))
-def test_threads_see_what_one_pass_sees(made: tuple[bytes, list[Tensor], list[Span]], segment: int, chunk: int) -> None:
+def test_threaded_and_single_pass_results_agree(
+    made: tuple[bytes, list[Tensor], list[Span]], segment: int, chunk: int
+) -> None:
     data, tensors, spans = made
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(content_scan, "SEGMENT", segment)
@@ -277,7 +281,7 @@ def finite(data: bytes, t: Tensor) -> bool:
     return bool((values & 0x7F < 0x7C).all() if code == "u1" else np.isfinite(values).all())
 
 
-def test_what_progress_raises_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_from_progress_ends_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_scan, "SEGMENT", 1 << 16)
     (tmp_path / "x").write_bytes(b"1" * (1 << 20))
 

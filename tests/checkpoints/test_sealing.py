@@ -109,7 +109,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.prove
-def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder: Path) -> None:
+def test_a_running_jobs_checkpoint_is_sealed_and_listed(folder: Path) -> None:
     start(folder, "save(1); time.sleep(600)")
     place = folder / "work/out/checkpoint-1/model.safetensors"
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"), good=lambda rows: str(place) in rows)
@@ -122,7 +122,7 @@ def test_a_checkpoint_is_sealed_while_the_job_runs_and_the_manifest_knows(folder
 
 
 @pytest.mark.prove
-def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
+def test_a_rewritten_file_loses_its_seal(folder: Path) -> None:
     place = started_and_sealed(folder)
     before, times = listing(folder)["out/checkpoint-1/model.safetensors"], place.stat()
     data = bytearray(place.read_bytes())
@@ -134,7 +134,7 @@ def test_a_file_that_is_written_to_loses_its_seal(folder: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path, wording: Wording) -> None:
+def test_silent_disk_corruption_is_detected(folder: Path, wording: Wording) -> None:
     place = started_and_sealed(folder)
     sealed = seal_log.read(folder / "seals.jsonl")[str(place)]
     data = bytearray(place.read_bytes())
@@ -153,7 +153,7 @@ def test_a_disk_that_changes_bytes_behind_the_kernels_back_is_seen(folder: Path,
 
 
 @pytest.mark.slow
-def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
+def test_the_last_save_is_sealed_at_the_end(folder: Path) -> None:
     start(folder, "time.sleep(1); save(2)", seal_quiet_s=3600)
     eventually(lambda: over(folder))
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
@@ -161,7 +161,7 @@ def test_what_was_saved_last_is_sealed_at_the_end(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trainer_that_rotates_its_checkpoints_is_never_in_the_way(folder: Path) -> None:
+def test_sealing_does_not_disturb_checkpoint_rotation(folder: Path) -> None:
     rotate = (
         "import shutil\nfor step in range(1, 60):\n"
         "    save(step); time.sleep(0.02)\n"
@@ -177,7 +177,7 @@ NO_ARCHIVE = "gpuwarden-checkpoints-0123456789abcdef.pyz"
 
 
 @pytest.mark.parametrize("pyz", ["", "../evil.pyz", NO_ARCHIVE, None, 7])
-def test_no_other_name_is_that_of_an_archive(tmp_path: Path, pyz: object) -> None:
+def test_find_archive_rejects_other_names_and_digests(tmp_path: Path, pyz: object) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "evil.pyz").touch()
     assert find_archive(str(tmp_path / "run"), pyz) == ""
@@ -186,7 +186,7 @@ def test_no_other_name_is_that_of_an_archive(tmp_path: Path, pyz: object) -> Non
 
 
 @pytest.mark.slow
-def test_a_job_runs_as_ever_where_there_is_no_archive(folder: Path) -> None:
+def test_a_job_without_an_archive_succeeds_unsealed(folder: Path) -> None:
     start(folder, "time.sleep(0.6); save(1)", archive=NO_ARCHIVE)
     eventually(lambda: over(folder))
     assert observe(str(folder))["state"] == "succeeded"
@@ -229,7 +229,7 @@ for moment in map(float, moments):
 
 
 @pytest.mark.prove
-def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
+def test_the_seal_log_survives_kills_at_random_moments(tmp_path: Path) -> None:
     """A killed sealer leaves complete lines and at most one truncated line; the next sealer continues from there.
 
     The sealers are forks of a process that has imported the archive, since the import takes longer than sealing.
@@ -252,7 +252,7 @@ def test_a_book_survives_kills_at_random_moments(tmp_path: Path) -> None:
     assert seals(str(tmp_path)).keys() == rows.keys()
 
 
-def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
+def test_cut_and_malformed_log_lines_are_skipped(tmp_path: Path) -> None:
     row = {"path": "/a", "size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": "0" * 64, "sealed_at": 1.0}
     (tmp_path / "seals.jsonl").write_bytes(b'{"path": "/cut", "size": 1, "mtime')
     seal_log.add(tmp_path / "seals.jsonl", [row])
@@ -262,7 +262,7 @@ def test_a_cut_line_and_nonsense_are_passed_over(tmp_path: Path) -> None:
     assert seals(str(tmp_path)).keys() == {"/a"}
 
 
-def test_an_older_line_that_is_added_again_does_not_count(tmp_path: Path) -> None:
+def test_a_replayed_older_line_is_ignored(tmp_path: Path) -> None:
     lines = [
         {"path": "/a", "size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": digit * 64, "sealed_at": at}
         for digit, at in (("a", 1.0), ("b", 2.0))
@@ -273,7 +273,7 @@ def test_an_older_line_that_is_added_again_does_not_count(tmp_path: Path) -> Non
     assert seals(str(tmp_path))["/a"]["sealed_at"] == 2.0
 
 
-def test_a_torn_checkpoint_is_looked_at_once_and_not_sealed(tmp_path: Path) -> None:
+def test_a_torn_checkpoint_is_examined_once_and_not_sealed(tmp_path: Path) -> None:
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     os.truncate(path, 1000)
     sealer = Sealer(tmp_path / "out", quiet_s=0, log=tmp_path / "log")
@@ -294,7 +294,7 @@ def test_a_file_of_an_unsupported_format_is_sealed_with_its_checkpoint(tmp_path:
     assert str(note) in seal_log.read(tmp_path / "log", KEY.encode())
 
 
-def test_the_archive_is_small_and_the_same_every_time() -> None:
+def test_the_archive_is_small_and_reproducible() -> None:
     assert archive.build() == checker()[1]
     assert len(checker()[1]) < 200_000
 
@@ -314,7 +314,7 @@ FORGED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_forged_line_hides_no_line_before_or_after_it(tmp_path: Path, forged: dict[str, Any]) -> None:
+def test_a_forged_line_hides_no_other_line(tmp_path: Path, forged: dict[str, Any]) -> None:
     """The archive and the runner read the log with different functions."""
     row = {"size": 1, "mtime_ns": 2, "ctime_ns": 3, "sha256": "0" * 64, "sealed_at": 1.0}
     signed = {**row, "mac": seal_log.mac(KEY.encode(), row)}
@@ -325,7 +325,7 @@ def test_a_forged_line_hides_no_line_before_or_after_it(tmp_path: Path, forged: 
 
 
 @pytest.mark.prove
-def test_forged_lines_stop_neither_manifest_nor_look(folder: Path) -> None:
+def test_forged_lines_stop_neither_manifest_nor_examination(folder: Path) -> None:
     """The job can write to the log. Invalid lines are skipped, and the bytes are hashed."""
     start(folder, "save(1); time.sleep(600)")
     rows = eventually(lambda: seal_log.read(folder / "seals.jsonl"))
@@ -339,7 +339,7 @@ def test_forged_lines_stop_neither_manifest_nor_look(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
-def test_the_key_is_in_no_file_no_argument_and_no_environment(folder: Path) -> None:
+def test_the_key_is_in_no_file_argument_or_environment(folder: Path) -> None:
     start(folder, "save(1); print(dict(os.environ)); time.sleep(60)")
     eventually(lambda: seal_log.read(folder / "seals.jsonl", KEY.encode()))
     for path in (p for p in folder.rglob("*") if p.is_file()):
@@ -400,7 +400,7 @@ archive.main(["seal", sys.argv[2], "--log", sys.argv[3], "--quiet", "0", "--once
 
 
 @pytest.mark.slow
-def test_a_sealer_reads_nothing_from_its_archive_once_it_has_the_key(tmp_path: Path) -> None:
+def test_a_sealer_with_the_key_reads_nothing_from_its_archive(tmp_path: Path) -> None:
     """Otherwise, a job that overwrites the archive could get any digest signed with the key."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     name, content = checker()
@@ -413,7 +413,7 @@ def test_a_sealer_reads_nothing_from_its_archive_once_it_has_the_key(tmp_path: P
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and prctl")
-def test_a_process_of_the_same_user_can_not_read_the_key_out_of_the_memory() -> None:
+def test_a_process_of_the_same_user_cannot_read_the_key_from_memory() -> None:
     server = Path(str(seal_log.__file__)).parents[3]
     done = subprocess.run([sys.executable, "-c", PEEK, str(server)], capture_output=True, text=True, timeout=300)
     open_one, *hidden = done.stdout.split()
@@ -426,7 +426,7 @@ def command_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_a_sealer_takes_no_line_for_its_own_that_it_did_not_make(tmp_path: Path) -> None:
+def test_a_sealer_ignores_lines_that_it_did_not_sign(tmp_path: Path) -> None:
     """A job that writes a digest of its choice to the log doesn't keep the sealer from its work."""
     path = weights(tmp_path / "out/checkpoint-1/model.safetensors")
     size, mtime, ctime = seal_log.stamp_of(str(path)) or (0, 0, 0)
@@ -442,7 +442,7 @@ def test_a_sealer_takes_no_line_for_its_own_that_it_did_not_make(tmp_path: Path)
 
 
 @pytest.mark.parametrize("what", ["pipe", "link"])
-def test_a_book_that_is_a_pipe_or_a_link_holds_nobody_up(tmp_path: Path, what: str) -> None:
+def test_a_log_replaced_by_a_pipe_or_link_never_blocks(tmp_path: Path, what: str) -> None:
     target = tmp_path / "elsewhere"
     target.touch()
     if what == "pipe":
@@ -479,7 +479,7 @@ def test_a_mapped_file_that_changes_after_its_seal_loses_it(tmp_path: Path) -> N
         assert seal_log.stamp(row) != seal_log.stamp_of(str(path))
 
 
-def test_the_runner_cuts_files_into_the_same_parts() -> None:
+def test_runner_and_package_cut_files_into_the_same_parts() -> None:
     """The runner's modules are sent without the package, so they contain a copy of the rule, which must not differ."""
     package = Path(archive.__file__).parents[1]
     here, there = (package / p for p in ("checkpoints/sealing/parts.py", "remote/runner/parts.py"))

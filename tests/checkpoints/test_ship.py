@@ -68,7 +68,7 @@ def pyz(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", pythons(), ids=("own", "oldest")[: len(pythons())])
-def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python: str) -> None:
+def test_the_archive_needs_only_the_standard_library(tmp_path: Path, pyz: Path, python: str) -> None:
     root = outputs(tmp_path)
     answer = shipped(python, pyz, "examine", str(root))
     assert {f["verdict"] for f in answer[0]["files"]} == {"proven"}
@@ -77,7 +77,7 @@ def test_it_runs_on_the_standard_library_alone(tmp_path: Path, pyz: Path, python
     assert verify(root, Level.CONTENT, manifest=listing).verdict is Verdict.PROVEN
 
 
-def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path, wording: Wording) -> None:
+def test_the_archive_finds_non_finite_values(tmp_path: Path, pyz: Path, wording: Wording) -> None:
     bad = np.ones((300, 300), "f4")
     bad[200, 7] = np.nan
     save_file({"w": bad}, tmp_path / "a.safetensors")
@@ -87,7 +87,7 @@ def test_it_sees_what_is_not_finite_without_numpy(tmp_path: Path, pyz: Path, wor
     wording("\n".join(found["problems"]))
 
 
-def test_what_travels_imports_the_standard_library_only() -> None:
+def test_shipped_modules_import_only_the_standard_library() -> None:
     home = Path(str(archive.__file__)).parent
     allowed = {"gguf", "h5py", "numpy", "isal", "xxhash", "safetensors"}  # optional: used if installed
     for path in [p for p in home.rglob("*.py") if p.name not in archive._HOME] + [Path(str(save_helper.__file__))]:
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_sealed_once_it_is_quiet(tmp_path: Path) -> None:
     assert all(f.sealed for f in report.files if not f.path.endswith(manifest.FILE))
 
 
-def test_what_is_torn_or_temporary_is_not_sealed(tmp_path: Path) -> None:
+def test_torn_and_temporary_checkpoints_are_not_sealed(tmp_path: Path) -> None:
     root = outputs(tmp_path)
     outputs(tmp_path, 20)
     shutil.copytree(root / "checkpoint-10", root / "tmp-checkpoint-30")
@@ -162,7 +162,7 @@ LYING: list[str] = [
 
 @pytest.mark.parametrize("text", LYING, ids=range(len(LYING)))
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_manifest_that_lies_refutes_and_costs_little(tmp_path: Path, text: str, beside: bool) -> None:
+def test_a_false_manifest_refutes_with_little_memory(tmp_path: Path, text: str, beside: bool) -> None:
     folder = outputs(tmp_path) / "checkpoint-10"
     what = folder / "model.safetensors" if beside else folder
     manifest.beside(what).write_text(text, encoding="latin-1")
@@ -174,7 +174,7 @@ def test_a_manifest_that_lies_refutes_and_costs_little(tmp_path: Path, text: str
     assert most < 200 << 20
 
 
-def test_who_made_a_manifest_that_lies_beside_the_files_is_told_to_be_unknown(tmp_path: Path) -> None:
+def test_an_adjacent_manifests_author_is_reported_as_not_checked(tmp_path: Path) -> None:
     root = outputs(tmp_path)
     assert Sealer(root, quiet_s=0).look() == ["checkpoint-10"]
     for what in (root, root / "checkpoint-10"):

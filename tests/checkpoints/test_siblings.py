@@ -70,7 +70,7 @@ def seen(report: Report) -> str:
     return "\n".join(report.reasons)
 
 
-def test_a_run_that_went_on_is_proven(run: Path) -> None:
+def test_a_continued_run_is_proven(run: Path) -> None:
     report = verify(run, Level.CONTENT)
     assert report.verdict is Verdict.PROVEN, seen(report)
     assert report.newest == "checkpoint-4"
@@ -129,7 +129,7 @@ def test_a_part_of_another_step_is_refuted(
     wording(seen(report), *values)
 
 
-def test_weights_that_were_frozen_are_a_doubt(run: Path, wording: Wording) -> None:
+def test_frozen_weights_without_an_optimizer_are_unknown(run: Path, wording: Wording) -> None:
     """Without an optimizer, it is unknown whether the weights were meant to change."""
     from_before(_SHARDS[0])(run)
     for step in (2, 4):
@@ -139,7 +139,7 @@ def test_weights_that_were_frozen_are_a_doubt(run: Path, wording: Wording) -> No
     wording(seen(report))
 
 
-def test_weights_without_a_gradient_stay_and_are_proven(run: Path, wording: Wording) -> None:
+def test_unchanged_weights_with_zero_moments_are_proven(run: Path, wording: Wording) -> None:
     """A GRPO run starts this way if all answers have the same reward: nothing is lost, and a warning reports it."""
 
     def still(made: Any) -> None:
@@ -155,14 +155,14 @@ def test_weights_without_a_gradient_stay_and_are_proven(run: Path, wording: Word
     wording("\n".join(line for found in report.checkpoints for line in found.warnings))
 
 
-def test_an_optimizer_that_began_afresh_is_a_doubt(run: Path, wording: Wording) -> None:
+def test_a_restarted_optimizer_is_unknown(run: Path, wording: Wording) -> None:
     optimizer(lambda made: [s.update(step=torch().tensor(1.0)) for s in made["state"].values()])(run)
     report = verify(run, Level.STRUCTURE)
     assert report.verdict is Verdict.UNKNOWN
     wording(seen(report))
 
 
-def test_zero_with_a_sign_is_not_below_zero(run: Path) -> None:
+def test_negative_zero_is_not_below_zero(run: Path) -> None:
     optimizer(lambda made: made["state"][0]["exp_avg_sq"].fill_(-0.0))(run)
     assert verify(run, Level.CONTENT).verdict is Verdict.PROVEN
 

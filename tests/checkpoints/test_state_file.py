@@ -65,9 +65,7 @@ def in_a_list(made: State) -> None:
         ("ckpt.pth", lambda made: made.update(optimizer={"a": made["optimizer"]})),
     ],
 )
-def test_the_parts_are_found_under_the_names_that_people_give_them(
-    tmp_path: Path, name: str, edit: Callable[[State], object]
-) -> None:
+def test_common_part_names_are_recognized(tmp_path: Path, name: str, edit: Callable[[State], object]) -> None:
     made = state()
     edit(made)
     torch().save(made, tmp_path / name)
@@ -87,7 +85,7 @@ def test_the_parts_are_found_under_the_names_that_people_give_them(
         pytest.param(lambda made: made["model"].update({"0.weight": torch().ones(9, 9)}), id="another shape"),
     ],
 )
-def test_what_a_resume_would_miss(tmp_path: Path, edit: Callable[[State], object], wording: Wording) -> None:
+def test_incomplete_resume_state_is_reported(tmp_path: Path, edit: Callable[[State], object], wording: Wording) -> None:
     made = state()
     edit(made)
     torch().save(made, tmp_path / "state.pt")
@@ -96,7 +94,7 @@ def test_what_a_resume_would_miss(tmp_path: Path, edit: Callable[[State], object
     wording("\n".join(report.checkpoints[0].resume))
 
 
-def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> None:
+def test_the_whole_file_with_the_highest_step_is_newest(tmp_path: Path) -> None:
     for step in (1, 3, 2):
         torch().save(state(step), tmp_path / f"ckpt_{step}.pt")
     assert verify(tmp_path, Level.STRUCTURE).newest == "ckpt_3.pt"
@@ -107,7 +105,7 @@ def test_of_several_files_the_one_of_the_highest_step_counts(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("whole", "bare"), [("a.pt", "b.pt"), ("b.pt", "a.pt")])
-def test_of_two_equally_old_files_the_one_with_an_optimizer_counts(tmp_path: Path, whole: str, bare: str) -> None:
+def test_at_equal_steps_the_file_with_an_optimizer_is_newest(tmp_path: Path, whole: str, bare: str) -> None:
     made = state()
     torch().save(made, tmp_path / whole)
     del made["optimizer"], made["scheduler"]
@@ -117,7 +115,7 @@ def test_of_two_equally_old_files_the_one_with_an_optimizer_counts(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("whole", "broken"), [("a", "b"), ("b", "a")])
-def test_of_two_folders_of_one_step_the_whole_one_is_compared(tmp_path: Path, whole: str, broken: str) -> None:
+def test_at_equal_steps_the_whole_folder_is_compared(tmp_path: Path, whole: str, broken: str) -> None:
     before, now = tmp_path / "before", tmp_path / "now"
     for folder, value in ((now / whole, 2), (now / broken, 2), (before, 1)):
         made = state(3 * value)
@@ -147,14 +145,14 @@ def accelerated(folder: Path, optimizer: State | None, last_epoch: int = 12) -> 
 @pytest.mark.parametrize(
     ("name", "step"), [("state", 3), ("checkpoints/checkpoint_0", 3), ("epoch_1", 3), ("step_7", 7)]
 )
-def test_the_step_of_save_state_is_the_optimizer_s(tmp_path: Path, name: str, step: int) -> None:
+def test_save_state_takes_its_step_from_the_optimizer(tmp_path: Path, name: str, step: int) -> None:
     accelerated(tmp_path / name, state()["optimizer"])
     report = verify(tmp_path, Level.STRUCTURE)
     assert (report.newest, report.step) == (name, step), report
     assert report.checkpoints[0].resume == () and bool(report.checkpoints[0].warnings) is (step == 7)
 
 
-def test_without_counting_optimizer_the_step_of_save_state_is_the_scheduler_s(tmp_path: Path) -> None:
+def test_save_state_falls_back_to_the_schedulers_step(tmp_path: Path) -> None:
     accelerated(tmp_path / "state", {"state": {}, "param_groups": [{"params": [0], "momentum": 0}]})
     accelerated(tmp_path / "bare", None, last_epoch=5)
     found = {c.path: c for c in verify(tmp_path, Level.STRUCTURE).checkpoints}
@@ -166,7 +164,7 @@ def test_without_counting_optimizer_the_step_of_save_state_is_the_scheduler_s(tm
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("saved_step", "step"), [({"step": 41}, 41), ({"train_state": {"step": 41}}, 41), ({}, 3)])
 @pytest.mark.parametrize("folder", ["dcp", "step-8"])
-def test_the_step_of_a_distributed_checkpoint(
+def test_a_distributed_checkpoints_step_is_found(
     tmp_path: Path, saved_step: dict[str, Any], step: int, folder: str
 ) -> None:
     t = torch()
@@ -185,14 +183,14 @@ def test_the_step_of_a_distributed_checkpoint(
     assert report.checkpoints[0].resume == ()
 
 
-def test_a_folder_and_the_file_in_it_disagree_on_the_step(tmp_path: Path, wording: Wording) -> None:
+def test_a_step_differing_from_the_folder_name_is_a_warning(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "checkpoint-5").mkdir()
     torch().save(state(), tmp_path / "checkpoint-5/state.pt")
     checkpoint = verify(tmp_path, Level.STRUCTURE).checkpoints[0]
     wording("\n".join(checkpoint.warnings), "checkpoint-5/state.pt", "checkpoint-5", 3)
 
 
-def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:
+def test_weights_alone_are_not_a_checkpoint(tmp_path: Path) -> None:
     t = torch()
     t.save({"model": {"w": t.ones(3)}}, tmp_path / "model.pt")
     t.save({"w": t.ones(3)}, tmp_path / "weights.pt")
@@ -210,13 +208,13 @@ def exported(root: Path) -> Path:
     return root
 
 
-def test_the_newest_checkpoint_is_the_one_with_an_optimizer(tmp_path: Path) -> None:
+def test_an_export_is_not_the_newest_checkpoint(tmp_path: Path) -> None:
     report: Report = verify(exported(tmp_path), Level.STRUCTURE)
     assert (report.verdict, report.newest, report.step) == (Verdict.PROVEN, "checkpoint-3", 3), report
     assert [c.path for c in report.checkpoints] == ["checkpoint-3"]
 
 
-def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: Path, wording: Wording) -> None:
+def test_an_export_alone_is_a_checkpoint_without_resume_state(tmp_path: Path, wording: Wording) -> None:
     """Without a checkpoint folder below the root, only the export is left."""
     root = exported(tmp_path)
     for file in (root / "checkpoint-3").iterdir():
@@ -227,7 +225,7 @@ def test_a_root_of_its_own_is_a_checkpoint_that_nothing_resumes_from(tmp_path: P
     wording(checkpoint.resume[0], "optimizer.pt, scheduler.pt")
 
 
-def test_an_export_must_say_how_far_it_is(tmp_path: Path, wording: Wording) -> None:
+def test_an_export_without_a_step_is_a_problem(tmp_path: Path, wording: Wording) -> None:
     root = exported(tmp_path)
     (root / "trainer_state.json").write_text(json.dumps({"epoch": 1.0}))
     wording("\n".join(verify(root, Level.STRUCTURE).problems), "trainer_state.json", "global_step")

@@ -42,7 +42,7 @@ def test_a_folder_whose_name_begins_with_tmp_is_examined(tmp_path: Path, folder:
         "out/5.orbax-checkpoint-tmp-7/default/d/3f",
     ],
 )
-def test_weights_that_are_all_temporary_are_doubted(tmp_path: Path, name: str) -> None:
+def test_only_temporary_weights_are_doubted(tmp_path: Path, name: str) -> None:
     report = sealed(tmp_path, {name: WHOLE[:-8]})
     assert report.verdict is Verdict.UNKNOWN
     assert name in report.doubts[0]
@@ -55,7 +55,7 @@ def test_a_lone_temporary_file_is_doubted(tmp_path: Path) -> None:
     assert verify(tmp_path / "model.safetensors.part").verdict is Verdict.UNKNOWN
 
 
-def test_the_names_of_unfinished_saves() -> None:
+def test_unfinished_saves_are_recognized_by_name() -> None:
     assert temporary("out/tmp-checkpoint-pe8ry7n_/model.safetensors")
     assert temporary(".tmp-checkpoint-5-17") and temporary("a/.tmp5x/b")
     assert not temporary("tmp_trainer/checkpoint-10/model.safetensors") and not temporary("tmp-model.bin")

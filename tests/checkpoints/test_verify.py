@@ -54,7 +54,7 @@ def lines(report: Report) -> str:
 
 
 @pytest.mark.parametrize("level", [Level.STRUCTURE, Level.CONTENT])
-def test_a_whole_run_is_proven_and_says_what_was_not_checked(run: Path, level: Level) -> None:
+def test_a_whole_run_is_proven_with_a_list_of_unchecked_points(run: Path, level: Level) -> None:
     report = verify(run, level)
     assert report.verdict is Verdict.PROVEN, lines(report)
     assert (report.newest, report.step) == ("checkpoint-20", 20)
@@ -89,7 +89,7 @@ def test_a_file_gone_since_the_manifest_is_a_problem(run: Path) -> None:
     assert "train.log" in lines(report)
 
 
-def test_files_that_the_manifest_does_not_know_do_not_count(run: Path) -> None:
+def test_files_missing_from_the_manifest_do_not_count(run: Path) -> None:
     listing = taken(run)
     (run / "old.safetensors").write_bytes(b"torn")
     report = verify(run, Level.CONTENT, manifest=listing)
@@ -117,14 +117,14 @@ def test_a_part_of_a_run_is_compared_with_its_part_of_the_manifest(run: Path) ->
     assert {f.path for f in report.files} == {"model.safetensors", "trainer_state.json"}
 
 
-def test_an_unknown_format_is_never_passed(run: Path, wording: Wording) -> None:
+def test_an_unknown_format_is_never_proven(run: Path, wording: Wording) -> None:
     (run / "weights.xyz").write_bytes(os.urandom(100))
     report = verify(run, Level.CONTENT, manifest=taken(run))
     assert report.verdict is Verdict.UNKNOWN and report.causes == (Cause.UNREAD,)
     wording(lines(report), "weights.xyz")
 
 
-def test_a_state_that_stands_at_another_step_than_its_folder(run: Path) -> None:
+def test_a_state_with_another_step_than_its_folder_is_refuted(run: Path) -> None:
     (run / "checkpoint-20/trainer_state.json").write_text(json.dumps({"global_step": 10}))
     report = verify(run, Level.STRUCTURE)
     assert report.verdict is Verdict.REFUTED
@@ -150,7 +150,7 @@ def test_a_folder_without_files_proves_nothing(tmp_path: Path) -> None:
     assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.UNKNOWN
 
 
-def test_paths_that_are_none(tmp_path: Path) -> None:
+def test_invalid_paths_raise(tmp_path: Path) -> None:
     for bad in (tmp_path / "nothing", Path("a\0b"), tmp_path / ("x" * 5000), tmp_path / "a" / ".." / "b"):
         with pytest.raises((NotFound, BadRequest)):
             verify(bad)
@@ -172,9 +172,7 @@ def test_odd_entries_are_named_and_never_opened(run: Path, wording: Wording) -> 
 
 
 @pytest.mark.slow
-def test_a_snapshot_of_the_hub_cache_is_compared_with_the_digests_in_its_names(
-    tmp_path: Path, wording: Wording
-) -> None:
+def test_hub_cache_files_are_compared_with_digests_in_their_names(tmp_path: Path, wording: Wording) -> None:
     repo = tmp_path / "models--org--name"
     (repo / "blobs").mkdir(parents=True)
     snapshot = repo / "snapshots" / "0a1b2c"
@@ -204,7 +202,7 @@ def test_a_manifest_that_cannot_be_read_is_a_problem(run: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_a_save_that_the_trainer_did_not_finish(run: Path, beside: bool, wording: Wording) -> None:
+def test_an_unfinished_trainer_save_is_not_proven(run: Path, beside: bool, wording: Wording) -> None:
     (run / "checkpoint-20/trainer_state.json").rename(run / "checkpoint-20/config.json")
     if not beside:
         shutil.rmtree(run / "checkpoint-10")
@@ -215,7 +213,7 @@ def test_a_save_that_the_trainer_did_not_finish(run: Path, beside: bool, wording
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path, wording: Wording) -> None:
+def test_checkpoints_without_trainer_state_are_proven_below_resume(run: Path, wording: Wording) -> None:
     for step in (10, 20):
         (run / f"checkpoint-{step}/trainer_state.json").rename(run / f"checkpoint-{step}/config.json")
     assert verify(run, Level.STRUCTURE).verdict is Verdict.PROVEN
@@ -223,14 +221,14 @@ def test_checkpoints_of_a_loop_that_keeps_no_state(run: Path, wording: Wording) 
     wording(lines(verify(run, Level.RESUME)))
 
 
-def test_a_checkpoint_of_everything_but_weights(run: Path, wording: Wording) -> None:
+def test_a_checkpoint_without_weights_is_reported(run: Path, wording: Wording) -> None:
     (run / "checkpoint-20/model.safetensors").unlink()
     (run / "checkpoint-20/optimizer.pt").write_bytes(b"PK")
     wording(lines(verify(run, Level.STRUCTURE)), "checkpoint-20")
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_machine_has_rotated_away_does_not_count(run: Path) -> None:
+def test_a_checkpoint_rotated_away_on_the_machine_does_not_count(run: Path) -> None:
     listing = taken(run)
     kept = listing.model_copy(update={"files": tuple(f for f in listing.files if "checkpoint-10" not in f.path)})
     (run / "checkpoint-10/trainer_state.json").unlink()

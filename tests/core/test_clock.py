@@ -13,5 +13,5 @@ def test_a_delay_doubles_up_to_its_maximum() -> None:
 
 
 @given(failures=st.integers(-1, 10**9), first=st.floats(0.1, 3600), longest=st.floats(3600, 1e6))
-def test_a_failure_that_lasts_for_years_is_retried(failures: int, first: float, longest: float) -> None:
+def test_retry_delay_stays_bounded_after_years_of_failures(failures: int, first: float, longest: float) -> None:
     assert 0 <= doubled(first, failures, longest) <= doubled(first, failures + 1, longest) <= longest

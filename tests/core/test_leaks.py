@@ -151,12 +151,12 @@ def dangerous(command: str) -> bool:
 
 
 @pytest.mark.parametrize("command", DANGEROUS)
-def test_a_secret_that_is_spelled_out_is_found(command: str) -> None:
+def test_literal_secret_in_a_command_is_found(command: str) -> None:
     assert dangerous(command)
 
 
 @pytest.mark.parametrize("command", INNOCENT)
-def test_an_innocent_command_is_not_refused(command: str) -> None:
+def test_harmless_command_is_not_flagged(command: str) -> None:
     assert not list(spelled(shlex.split(command)))
 
 
@@ -170,13 +170,13 @@ def test_an_innocent_command_is_not_refused(command: str) -> None:
         ("--token abc", False),
     ],
 )
-def test_the_value_of_a_variable_is_looked_at(value: str, leaks: bool) -> None:
+def test_variable_values_are_checked_for_secrets(value: str, leaks: bool) -> None:
     assert bool(list(spelled_in(value))) is leaks
 
 
 @pytest.mark.attack("secrets", "encodes a key of this process in an argument")
 @pytest.mark.parametrize("around", ["", "a", "ab", "me:", "abcd"])
-def test_a_secret_is_found_in_base64_wherever_it_begins(around: str) -> None:
+def test_encoded_secret_is_found_at_any_offset(around: str) -> None:
     key = "s3cr3t-of-an-account"
     for text in (base64.b64encode((around + key + around).encode()).decode(), (around + key).encode().hex()):
         assert any(form in text for form in forms_of(key))
@@ -206,7 +206,7 @@ def test_scripts_that_name_secrets_and_hold_none_pass() -> None:
         ("password = getpass.getpass()", False),
     ],
 )
-def test_a_script_is_read_with_restraint(line: str, leaks: bool) -> None:
+def test_only_literal_secrets_in_a_script_are_flagged(line: str, leaks: bool) -> None:
     assert bool(list(spelled_in_script(line))) is leaks
 
 
@@ -214,7 +214,7 @@ def test_a_script_is_read_with_restraint(line: str, leaks: bool) -> None:
 @pytest.mark.parametrize(
     "piece", ["api_key", "https://", "Bearer ", "a.b-c_", "--token ", "x=", "://:", "?key=", "a", "{", "{=", "x=$"]
 )
-def test_a_secret_is_found_behind_a_megabyte_that_looks_like_one(piece: str) -> None:
+def test_secret_after_a_megabyte_of_lookalikes_is_found(piece: str) -> None:
     """A search with backtracking would take hours here."""
     text = piece * ((1 << 20) // len(piece))
     leak = '\napi_key = "Zx81kQ0vLm2pRt7w"\n'

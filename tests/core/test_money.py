@@ -29,20 +29,20 @@ PACKAGE = ROOT / "server/gpuwarden"
         (-2.5, "-$2.50"),
     ],
 )
-def test_an_amount(amount: float | None, text: str) -> None:
+def test_usd_formats_an_amount(amount: float | None, text: str) -> None:
     assert usd(amount) == text
 
 
-def test_a_price() -> None:
+def test_usd_per_hour_formats_a_price() -> None:
     assert (usd_per_hour(2.49), usd_per_hour(None)) == ("$2.49/h", "unknown")
 
 
-def test_a_platforms_own_money() -> None:
+def test_money_formats_a_platform_currency() -> None:
     assert (money(25, "USD"), money(1180.5, "CNY")) == ("$25.00", "1,180.50 CNY")
 
 
 @pytest.mark.slow
-def test_nothing_else_writes_money() -> None:
+def test_only_core_money_formats_currency() -> None:
     """Outside `core/money.py`, no f-string may add the currency's name or sign to a value."""
     for file in PACKAGE.rglob("*.py"):
         if file == PACKAGE / "core/money.py" or "_data" in file.parts:

@@ -19,7 +19,7 @@ MEGABYTE = b"0123456789abcdef" * 65_536
 
 
 @pytest.mark.anyio
-async def test_a_program_is_fed_while_it_answers() -> None:
+async def test_input_is_written_while_output_is_read() -> None:
     assert await processes.run(ECHO, MEGABYTE) == (3, MEGABYTE)
     assert await processes.run(ECHO) == (3, b"")
     assert await processes.run(["echo", "hello"], keep=False) == (0, b"")
@@ -46,7 +46,7 @@ async def cancelled_after(steps: int, program: Callable[[], Awaitable[None]]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [started, ran])
-def test_one_that_is_cancelled_while_it_starts_is_gone(program: Callable[[], Awaitable[None]]) -> None:
+def test_program_cancelled_during_startup_leaves_no_process(program: Callable[[], Awaitable[None]]) -> None:
     """Starting a program takes asyncio about seven steps, and a cancellation can come after any of them."""
     gc.collect()
     before = psutil.Process().children()

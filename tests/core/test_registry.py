@@ -112,7 +112,7 @@ SOUND: dict[str, tuple[Registry, str, str]] = {
 
 
 @pytest.mark.parametrize("registry", EVERY, ids=lambda r: r.what)
-def test_every_plugin_of_ours_keeps_its_contract(registry: Registry) -> None:
+def test_every_built_in_plugin_keeps_its_contract(registry: Registry) -> None:
     found = registry.statuses()
     assert found and [s for s in found if s.fault or s.origin] == []
     assert [s.name for s in found] == registry.names() == registry.built_in()
@@ -122,7 +122,7 @@ def test_every_plugin_of_ours_keeps_its_contract(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("group", SOUND)
-def test_an_installed_package_adds_a_plugin_and_a_listing_does_not_import_it(packages: Packages, group: str) -> None:
+def test_installed_package_adds_a_plugin_that_listing_does_not_import(packages: Packages, group: str) -> None:
     registry, name, source = SOUND[group]
     before = registry.names()
     packages.one(group, name, source)
@@ -133,7 +133,7 @@ def test_an_installed_package_adds_a_plugin_and_a_listing_does_not_import_it(pac
     assert row.ok and "someones-plugins 1.0" in row.found
 
 
-def test_an_added_provider_is_used_and_its_declarations_count(packages: Packages, tmp_path: Path) -> None:
+def test_added_provider_and_its_declarations_are_used(packages: Packages, tmp_path: Path) -> None:
     packages.one("providers", "mycloud", PROVIDER)
     made = load_provider("mycloud", load_profile("vastai"), tmp_path, SystemClock())
     assert made.name == "mycloud"
@@ -141,7 +141,7 @@ def test_an_added_provider_is_used_and_its_declarations_count(packages: Packages
     assert table()["ends"]["mycloud"] == ("box kill",)
 
 
-def test_a_guard_is_not_installed_without_the_patterns_of_a_provider(packages: Packages) -> None:
+def test_guard_table_is_refused_if_a_provider_cannot_be_loaded(packages: Packages) -> None:
     packages.one("providers", "mycloud", "import nothing_like_it")
     with pytest.raises(NotSupported, match="'mycloud'"):
         table()
@@ -165,7 +165,7 @@ def test_an_added_layout_judges_a_folder(packages: Packages, tmp_path: Path) -> 
     assert report.verdict is Verdict.REFUTED and Cause.CONTRADICTION in report.causes
 
 
-def test_an_added_rule_guards_the_gate_and_is_not_on_our_page(packages: Packages) -> None:
+def test_added_rule_joins_the_gate_but_not_the_rules_page(packages: Packages) -> None:
     packages.one("rules", "pf_acme_001_team_named", RULE)
     assert "PF-ACME-001" in {r.id for r in rules_of("submit")}
     assert render_page(in_calls) == page_file().read_text("utf-8")
@@ -182,7 +182,7 @@ def test_a_built_in_plugin_cannot_be_replaced(packages: Packages, registry: Regi
     assert "someones-plugins 1.0" in row.found and row.what == f"{registry.what} {name}"
 
 
-def test_two_packages_with_one_name_are_both_refused(packages: Packages, wording: Wording) -> None:
+def test_two_packages_with_the_same_plugin_name_are_both_refused(packages: Packages, wording: Wording) -> None:
     packages.one("backends", "mine", BACKEND, package="a")
     packages.add("b", {"gpuwarden.backends": {"mine": "their_mine"}}, {})
     with pytest.raises(NotSupported) as refused:
@@ -261,9 +261,7 @@ THEIRS = ("SyntaxError", "SystemExit: 3", "'a_scheduler'")  # Python's own messa
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_plugin_is_named_with_its_package_its_file_and_its_fault(
-    packages: Packages, case: str, wording: Wording
-) -> None:
+def test_broken_plugin_is_reported_with_package_file_and_fault(packages: Packages, case: str, wording: Wording) -> None:
     group, name, source, fault = BROKEN[case]
     registry = SOUND[group][0]
     packages.one(group, name, source)
@@ -281,7 +279,7 @@ def test_a_broken_plugin_is_named_with_its_package_its_file_and_its_fault(
     assert name in registry.names() and [n for n, _ in registry.usable()] == registry.built_in()
 
 
-def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages, wording: Wording) -> None:
+def test_objects_made_by_a_plugin_are_checked_against_the_contract(packages: Packages, wording: Wording) -> None:
     packages.one("backends", "mine", BACKEND.replace('name = "mine"', 'name = "other"; seals = "yes"'))
     with pytest.raises(NotSupported) as refused:
         BACKENDS.make("mine", SystemClock())
@@ -292,9 +290,7 @@ def test_what_a_plugin_makes_is_held_against_the_contract_too(packages: Packages
     wording(refused, "Mine.name", "'mine2'", "'mine'")
 
 
-def test_the_command_that_installs_a_missing_package_is_named(
-    packages: Packages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_error_names_the_install_command(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "find_spec", lambda name: True)
     points = {"gpuwarden.backends": {"slurp": "their_slurp", "slurp2": "their_slurp"}}
     packages.add("acme", points, {"their_slurp.py": "import a_scheduler"}, extras={"slurp": "a-scheduler>=2"})
@@ -312,14 +308,14 @@ def test_the_command_that_installs_a_missing_package_is_named(
     )
 
 
-def test_a_plugin_that_nobody_has_is_not_found() -> None:
+def test_unknown_plugin_is_not_found() -> None:
     with pytest.raises(NotFound, match="'slurp'") as caught:
         BACKENDS.load("slurp")
     assert ", ".join(BACKENDS.names()) in manual_text(caught.value.next_steps)
 
 
 @pytest.mark.anyio
-async def test_a_rule_that_cannot_be_loaded_closes_both_gates(packages: Packages, tmp_path: Path) -> None:
+async def test_unloadable_teardown_rule_blocks_the_submit_gate_too(packages: Packages, tmp_path: Path) -> None:
     packages.one("rules", "td_acme_001_x", "import nothing_like_it")
     facts = await gather(quick_warden(tmp_path / "home"), JobSpec(platform="local", command=("true",)))
     (found,) = [f for f in run_rules(rules_of("submit"), facts) if f.rule == "PF-PLUG-001"]
@@ -327,7 +323,7 @@ async def test_a_rule_that_cannot_be_loaded_closes_both_gates(packages: Packages
     assert len(all_rules()) == len(RULES.built_in())
 
 
-def test_a_broken_format_or_layout_never_reads_as_whole(packages: Packages, tmp_path: Path) -> None:
+def test_broken_format_or_layout_makes_the_verdict_unknown(packages: Packages, tmp_path: Path) -> None:
     (tmp_path / "weights.wlist").write_bytes(b"WLST1")
     packages.one("formats", "wlist", FORMAT.replace('"parsed"', "None"), package="a")
     report = verify(tmp_path / "weights.wlist", Level.LOAD)
@@ -350,7 +346,7 @@ def test_a_broken_format_or_layout_never_reads_as_whole(packages: Packages, tmp_
     ],
     ids=["raises", "a number", "nothing"],
 )
-def test_a_layout_that_fails_at_its_work_is_a_doubt(
+def test_failing_layout_makes_the_verdict_unknown(
     packages: Packages, tmp_path: Path, change: tuple[str, str], wording: Wording
 ) -> None:
     packages.one("layouts", "wlist_folder", LAYOUT.replace(*change))
@@ -363,14 +359,14 @@ def test_a_layout_that_fails_at_its_work_is_a_doubt(
 
 
 @pytest.mark.parametrize("work", ["return None", "raise struct.error('short')", "raise KeyError('w')"])
-def test_a_format_that_fails_at_its_work_is_a_doubt(packages: Packages, tmp_path: Path, work: str) -> None:
+def test_failing_format_makes_the_verdict_unknown(packages: Packages, tmp_path: Path, work: str) -> None:
     source = "import struct\n" + FORMAT.partition("def read")[0] + f"def read(source, limits):\n    {work}\n"
     packages.one("formats", "wlist", source)
     (tmp_path / "weights.wlist").write_bytes(b"WLST1")
     assert verify(tmp_path / "weights.wlist", Level.LOAD).verdict is Verdict.UNKNOWN
 
 
-def test_the_archive_takes_no_plugin_of_the_machine(packages: Packages, tmp_path: Path) -> None:
+def test_archive_ignores_plugins_of_the_machine(packages: Packages, tmp_path: Path) -> None:
     packages.one("formats", "wlist", "raise SystemExit('code of the machine was run')")
     (tmp_path / "a.wlist").write_bytes(b"WLST1")
     (tmp_path / "a.pyz").write_bytes(archive.build())
@@ -435,7 +431,7 @@ def by_name(self: Any, *, a: int, b: int = 0) -> int:
         (ask, ask, "Made.tell"), (ask, by_name, "Made.tell"),
     ],
 )  # fmt: skip
-def test_a_method_has_to_take_every_call_of_the_protocol(first: Any, second: Any, fault: str, wording: Wording) -> None:
+def test_method_must_accept_every_call_of_the_protocol(first: Any, second: Any, fault: str, wording: Wording) -> None:
     found = class_faults(made(first, second), Wanted)
     assert bool(found) is bool(fault) and all(f.startswith(fault) for f in found[:1]), found
     if fault:

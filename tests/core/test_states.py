@@ -39,7 +39,7 @@ def test_a_move_is_allowed_exactly_when_the_table_lists_it(old: Job, new: Job) -
         assert move in str(refused.value)
 
 
-def test_what_money_and_data_hang_on() -> None:
+def test_safety_critical_transitions_are_exact() -> None:
     reaches_stopped = {old for old, new in ((o, n) for o, ns in LEASE.items() for n in ns) if new is Lease.STOPPED}
     assert Lease.NONE not in reaches_stopped
     assert {old for old, ns in TEARDOWN.items() if Teardown.EXECUTING in ns} == {Teardown.APPROVED}
@@ -49,7 +49,7 @@ def test_what_money_and_data_hang_on() -> None:
 
 
 @given(st.lists(st.sampled_from(list(Teardown)), max_size=12))
-def test_no_walk_executes_without_an_approval_right_before(walk: list[Teardown]) -> None:
+def test_teardown_executes_only_directly_after_an_approval(walk: list[Teardown]) -> None:
     state, path = Teardown.REQUESTED, [Teardown.REQUESTED]
     for step in walk:
         try:

@@ -31,13 +31,13 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
-def test_the_two_commands_are_targets_that_exist() -> None:
+def test_make_commands_in_the_readme_are_existing_targets() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z]+)", README)) | set(re.findall(r"^make ([a-z]+)", README, re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
 
 
-def test_make_prints_nothing_before_the_demo_s_json() -> None:
+def test_make_demo_does_not_echo_its_command() -> None:
     recipe = re.search(r"^demo:.*\n\t(.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert recipe is not None and recipe[1].startswith("@")
 
@@ -52,11 +52,11 @@ def test_client_configurations_start_the_server() -> None:
     assert {n for s in servers for n in s.get("env_vars", ())} <= {v.name for v in variables()}
 
 
-def test_what_is_fetched_is_this_version() -> None:
+def test_documented_sources_fetch_this_version() -> None:
     assert GUIDE.count("git+") == GUIDE.count(SOURCE.format(version=__version__)) == 4
 
 
-def test_plugins_are_named_as_their_manifests_name_them() -> None:
+def test_readme_plugin_names_match_the_manifests() -> None:
     for client, at in (("claude", ".claude-plugin"), ("codex", ".agents/plugins")):
         market = json.loads((ROOT / at / "marketplace.json").read_text("utf-8"))
         assert re.search(
@@ -64,7 +64,7 @@ def test_plugins_are_named_as_their_manifests_name_them() -> None:
         ), client
 
 
-def test_the_policies_shown_are_policies() -> None:
+def test_documented_policies_are_valid() -> None:
     shown = [t for t in map(tomllib.loads, blocks("toml")) if "caps" in t]
     assert len(shown) == 2
     for policy in shown:
@@ -84,7 +84,7 @@ def test_every_command_and_option_shown_exists() -> None:
 
 
 @pytest.mark.slow
-def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
+def test_documented_tools_match_the_server(tmp_path: Path) -> None:
     named = set(re.findall(r"`([a-z]+_[a-z_]+)`", GUIDE.split("The tools are")[1].split(";")[0]))
     code = "import anyio\nfrom gpuwarden.app import open_context\n"
     code += "from gpuwarden.interfaces.mcp.server import make_server\n"
@@ -101,7 +101,7 @@ def test_tools_named_are_the_tools_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_resolve(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:|#)([^)#\s]+)(?:#([^)\s]+))?", page.read_text("utf-8")):
         there = page.parent / target
         assert there.exists(), target
@@ -114,11 +114,11 @@ def test_the_readme_fits_three_screens_and_opens_with_the_picture() -> None:
     assert README.index("(docs/demo.svg)") < README.index("\n## ")
 
 
-def test_the_readme_leads_to_every_page_of_the_guide() -> None:
+def test_readme_links_to_every_guide_page() -> None:
     assert {f"docs/{p.name}" for p in PAGES if p.parent != ROOT} <= set(re.findall(r"\]\(([^)#]+)", README))
 
 
-def test_the_map_of_the_code_names_files_that_exist() -> None:
+def test_architecture_page_names_only_existing_files() -> None:
     package = ROOT / "server" / "gpuwarden"
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     named = set(re.findall(r"\b\w+(?:/\w+)*(?:/|\.py\b)", text)) - {"I/"}

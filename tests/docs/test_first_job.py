@@ -27,7 +27,7 @@ COMMANDS = [
 PLATFORMS = {words[words.index("--platform") + 1] for words in COMMANDS if "--platform" in words}
 
 
-def test_each_platform_of_the_page_is_in_its_policy() -> None:
+def test_each_platform_on_the_page_is_allowed_by_its_policy() -> None:
     policy = Policy.model_validate(tomllib.loads(POLICY))
     assert len(PLATFORMS) == 4 and all(policy.allows(platform) for platform in PLATFORMS)
 

@@ -69,18 +69,18 @@ def test_every_kind_of_page_is_read() -> None:
     assert len(shipped()) > 2_500 and len(facts()) > 20
 
 
-def test_no_sentence_says_what_another_place_says() -> None:
+def test_sentences_are_never_repeated_elsewhere() -> None:
     found = [f"{a}\n    {b}" for a, b, _ in repeats(shipped()) if not (allowed(a) and allowed(b))]
     assert found == [], "two places say the same; keep one and point to it:\n" + "\n".join(found)
 
 
-def test_no_sentence_restates_a_number_that_lives_elsewhere() -> None:
+def test_numbers_are_stated_only_at_their_home() -> None:
     found = restated(shipped(), facts())
     assert found == [], "point to the home instead:\n" + "\n".join(found)
 
 
 @pytest.mark.slow
-def test_what_is_allowed_is_needed() -> None:
+def test_every_allowed_repeat_is_still_needed() -> None:
     used = {" ".join(re.findall(r"[a-z]+", s.text.lower())) for a, b, _ in repeats(shipped()) for s in (a, b)}
     assert used == set(ALLOWED)
 
@@ -156,7 +156,7 @@ def test_an_entry_may_not_carry_a_number_of_its_platform(tmp_path: Path) -> None
     assert "references/gotchas/platforms.md:" in found and "profiles/autodl.md" in found
 
 
-def test_what_is_only_alike_is_no_repeat() -> None:
+def test_similar_sentence_is_not_a_repeat() -> None:
     found = with_planted("references/monitoring.md", "A checkpoint is worth what its load is worth. AutoDL has 3 days.")
     assert [(a, b) for a, b, _ in repeats(found) if not (allowed(a) and allowed(b))] == []
     assert restated(found, facts()) == []
@@ -166,6 +166,6 @@ def test_what_is_only_alike_is_no_repeat() -> None:
     ("text", "seconds"),
     [("15 days", 1_296_000), ("fifteen days", 1_296_000), ("48-hour", 172_800), ("30 min", 1800), ("1,800 s", 1_800)],
 )
-def test_numbers_are_read_in_one_unit(text: str, seconds: float) -> None:
+def test_durations_are_normalized_to_seconds(text: str, seconds: float) -> None:
     assert list(quantities(f"after {text} it ends")) == [("time", seconds)]
     assert quantities("version 15.2-beta of v30s, 8x3 files.txt") == {}

@@ -31,7 +31,7 @@ def locked(entries: list[dict[str, str]]) -> set[tuple[str, str]]:
     return wanted([f"{e['name']}{e.get('specifier', '')}" for e in entries])
 
 
-def test_the_lock_is_of_these_requirements() -> None:
+def test_lock_file_matches_the_requirements() -> None:
     """Fails after a dependency changes; `make lock` writes the file."""
     extras = [line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines]
     assert locked(OWN["metadata"]["requires-dist"]) == wanted([*PROJECT["project"]["dependencies"], *extras])
@@ -46,7 +46,7 @@ def test_the_lock_names_the_public_index_only() -> None:
     assert {tuple(s.items()) for s in sources} == {(("registry", "https://pypi.org/simple"),)}
 
 
-def test_the_constraints_of_pip_are_the_lock() -> None:
+def test_pip_constraints_match_the_lock_file() -> None:
     """Fails after a dependency changes; `make lock` writes the file."""
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     constraints = {(r.name, str(r.specifier).removeprefix("==")) for r in map(Requirement, lines)}
@@ -72,7 +72,7 @@ def test_the_picture_shows_every_act(title: str) -> None:
     assert title in picture(), "run `make picture`"
 
 
-def test_the_picture_loads_nothing_and_gives_nothing_away() -> None:
+def test_picture_loads_no_resource_and_reveals_no_path_or_time() -> None:
     text = PICTURE.read_text("utf-8")
     assert set(re.findall(r"https?://([^/\"\s]+)", text)) <= {"www.w3.org", "www.textualize.io"}
     assert "@font-face" not in text and "<script" not in text
@@ -80,13 +80,13 @@ def test_the_picture_loads_nothing_and_gives_nothing_away() -> None:
 
 
 @pytest.mark.slow
-def test_pages_keep_to_plain_words() -> None:
+def test_pages_stay_within_the_vocabulary_limits() -> None:
     counts = vocabulary(list(chosen(PAGES, ".md")))
     over = [(name, value) for name, value, limit in counts if value > limit]
     assert over == [], "`python tools/readability.py --markdown --list MEASURE` shows the places"
 
 
-def test_a_phrase_is_counted_in_prose_and_not_in_code_or_in_a_log(tmp_path: Path) -> None:
+def test_phrases_are_counted_in_prose_but_not_in_code_or_logs(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     entry = "```yaml gotcha\nsymptom: it lies here\ncause: it\n  lies there\n```\n"
     page.write_text(

@@ -29,12 +29,12 @@ RECIPES = [
     "A rule", "A checkpoint format", "A layout", "A backend", "A provider", "A profile", "An MCP tool", "A command",
     "An eval case", "A plug-in in a package of your own",
 ]  # fmt: skip
-# Chosen for their short run time; `test_the_contracts_are_kept_whole` runs whole contracts.
+# Chosen for their short run time; `test_recipe_plugins_pass_the_contract_tests` runs whole contracts.
 NODES = {
     "tests/rules/test_rules.py": (
-        "test_a_rule_speaks_where_it_should_and_only_there[PF-DISK-001]",
-        "test_every_rule_has_an_example_that_fires_and_one_that_is_silent",
-        "test_the_page_is_the_one_that_the_rules_write",
+        "test_a_rule_fires_only_on_its_firing_examples[PF-DISK-001]",
+        "test_every_rule_has_firing_and_silent_examples",
+        "test_the_page_matches_the_generated_rules_page",
     ),
     "tests/checkpoints/test_wav.py": ("test_a_sound_is_proven_and_a_cut_one_refuted",),
     "tests/checkpoints/test_sentence_transformer.py": ("test_a_part_that_is_gone_is_missed",),
@@ -45,11 +45,11 @@ NODES = {
     ),
     "tests/package/test_profiles.py": (
         "test_every_profile_has_its_expectations",
-        "test_every_provider_that_a_profile_names_is_one_and_every_provider_has_a_profile",
+        "test_profiles_and_providers_refer_to_each_other",
         "test_the_generated_blocks_are_up_to_date[mycloud]",
         "test_the_prose_has_its_sections_and_every_block[mycloud]",
-        "test_what_each_verb_does_to_the_bill[mycloud]",
-        "test_what_survives_what[mycloud:/home/ubuntu/x]",
+        "test_each_verb_has_the_expected_effect_on_the_bill[mycloud]",
+        "test_paths_survive_the_expected_events[mycloud:/home/ubuntu/x]",
     ),
 }
 # Commands that a user types, and a client's call of the new tool; the answers come back as one JSON object.
@@ -155,7 +155,7 @@ def seen(copy: Path, said: dict[str, Any]) -> dict[str, int]:
     return passed(copy, *(f"{file}::{name}" for file, names in NODES.items() for name in names))
 
 
-def test_the_page_has_a_recipe_for_each() -> None:
+def test_page_has_every_recipe() -> None:
     assert re.findall(r"^## (.+)$", PAGE, re.MULTILINE) == RECIPES
     named = {path for path, _, _ in blocks()}
     assert set(NODES) - named == {"tests/rules/test_rules.py", "tests/package/test_profiles.py"}
@@ -177,7 +177,7 @@ def test_the_rule_and_the_plugins_are_found(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
+def test_recipe_command_and_tool_list_the_formats(said: dict[str, Any]) -> None:
     code, text = said["formats --json"]
     formats = json.loads(text)["formats"]
     assert code == 0 and {"wav", "safetensors"} <= set(formats)
@@ -186,17 +186,17 @@ def test_the_command_and_the_tool_answer(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_emulator_is_one_of_the_platforms_of_the_lifecycle_tests(said: dict[str, Any]) -> None:
+def test_emulator_is_among_the_lifecycle_test_platforms(said: dict[str, Any]) -> None:
     assert {"mycloud", "runpod"} <= set(said["platforms"])
 
 
 @pytest.mark.slow
-def test_the_guard_learns_how_the_platform_ends_machines(said: dict[str, Any]) -> None:
+def test_guard_recognizes_how_the_new_platform_ends_machines(said: dict[str, Any]) -> None:
     (hasty, stopped), (innocent, passing) = said["hasty"], said["innocent"]
     assert "mycloud" in hasty and stopped and "mycloud" in innocent and passing is None
 
 
-def test_the_eval_recipe_is_the_tested_one() -> None:
+def test_eval_recipe_names_its_test() -> None:
     page = (ROOT / "evals" / "README.md").read_text("utf-8")
     assert "## Add a case" in page and "tests/evals/test_readme.py" in page
 
@@ -215,7 +215,7 @@ def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_p
 
 @pytest.mark.long
 @pytest.mark.prove
-def test_the_contracts_are_kept_whole(copy: Path, said: dict[str, Any]) -> None:
+def test_recipe_plugins_pass_the_contract_tests(copy: Path, said: dict[str, Any]) -> None:
     life = "tests/lifecycle/test_clouds.py"
     contracts = ("tests/backends/test_nice.py", "tests/providers/test_mycloud.py")
     found = passed(copy, *contracts, f"{life}::test_the_whole_life_of_a_job[mycloud]")

@@ -35,7 +35,7 @@ def test_every_page_is_in_the_navigation_once(written: tuple[Path, object, Pages
     assert len(listed) > 60
 
 
-def test_no_page_of_the_repository_is_forgotten(written: tuple[Path, object, Pages]) -> None:
+def test_every_page_of_the_repository_is_published(written: tuple[Path, object, Pages]) -> None:
     target, _, pages = written
     for folder in ("references", "profiles"):
         for file in (ROOT / folder).rglob("*.md"):
@@ -65,7 +65,7 @@ def test_ids_and_page_names_become_links_outside_of_code(written: tuple[Path, ob
     ("text", "shown"),
     [("a [rank 2][c10d] *x* __init__", r"a \[rank 2\]\[c10d\] \*x\* \_\_init\_\_"), ("`*.py`", "`*.py`")],
 )
-def test_an_entry_is_not_read_as_markdown(text: str, shown: str) -> None:
+def test_entry_text_is_escaped_for_markdown(text: str, shown: str) -> None:
     assert plain(text) == shown
 
 
@@ -73,14 +73,14 @@ def test_an_entry_is_not_read_as_markdown(text: str, shown: str) -> None:
     ("link", "found"),
     [("../b/", 0), ("../b/#there", 0), ("#here", 0), ("https://example.org/x", 0), ("../b/#gone", 1), ("../c/", 1)],
 )
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, link: str, found: int) -> None:
+def test_broken_link_is_found(tmp_path: Path, link: str, found: int) -> None:
     for name, text in {"a": f'<p id="here"><a href="{link}">x</a>', "b": '<h1 id="there">'}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "index.html").write_text(text, "utf-8")
     assert len(list(broken_links(tmp_path))) == found
 
 
-def test_every_skill_is_published_whole_with_its_digest(tmp_path: Path) -> None:
+def test_every_skill_is_published_completely_with_its_digest(tmp_path: Path) -> None:
     for site in (tmp_path / "one", tmp_path / "two"):
         publish_skills(site)
     folder = tmp_path / "one/.well-known/agent-skills"

@@ -22,7 +22,7 @@ SCRIPTS = sorted(path for path in data_dir("skills").glob("*/scripts/*") if path
 ALLOWED = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
 
 
-def test_the_skills_are_there() -> None:
+def test_expected_skills_exist() -> None:
     assert {s.name for s in SKILLS} == {
         "gpu-training",
         "training-debug",
@@ -32,7 +32,7 @@ def test_the_skills_are_there() -> None:
 
 
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda s: s.name)
-def test_front_matter_keeps_to_the_form(skill: Path) -> None:
+def test_front_matter_has_the_required_form(skill: Path) -> None:
     text = (skill / "SKILL.md").read_text(encoding="utf-8")
     data = read_front_matter(text, name=skill.name).data
     assert set(data) <= ALLOWED
@@ -45,7 +45,7 @@ def test_front_matter_keeps_to_the_form(skill: Path) -> None:
 
 
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda s: s.name)
-def test_the_reference_validator_accepts_it(skill: Path) -> None:
+def test_reference_validator_accepts_each_skill(skill: Path) -> None:
     program = Path(sys.executable).parent / "agentskills"
     if not program.exists():
         pytest.skip("skills-ref is not installed here")
@@ -53,7 +53,7 @@ def test_the_reference_validator_accepts_it(skill: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_references_of_pages_and_skills_lead_somewhere() -> None:
+def test_references_in_pages_and_skills_resolve() -> None:
     issues = check(data_dir("references"), today=date(2026, 11, 21), more=(data_dir("skills"), data_dir("profiles")))
     assert [str(i) for i in issues if i.kind != "stale"] == []
 
@@ -65,7 +65,7 @@ def test_every_script_is_mentioned_and_every_mention_exists(skill: Path) -> None
     assert mentioned == {path.name for path in (skill / "scripts").glob("*") if path.name != "__pycache__"}
 
 
-def test_the_router_states_the_law_and_names_only_tools_that_exist(wording: Wording) -> None:
+def test_router_skill_states_the_law_and_names_the_expected_tools(wording: Wording) -> None:
     text = (data_dir("skills") / "gpu-training" / "SKILL.md").read_text(encoding="utf-8")
     (law,) = re.findall(r"^\*\*(.+)\*\*$", text, re.MULTILINE)
     wording(law)

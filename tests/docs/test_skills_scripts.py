@@ -64,7 +64,7 @@ def cells(queue: Path, *more: str | Path, command: str = CELL, **env: str) -> tu
 
 
 @posix
-def test_each_cell_runs_once_in_its_own_folder_and_the_last_line_counts(queue: Path) -> None:
+def test_each_cell_runs_once_in_its_own_folder_including_the_last_line(queue: Path) -> None:
     code, said = cells(queue)
     assert code == 0, said
     out = queue.parent / "out"
@@ -86,7 +86,7 @@ def test_a_failed_cell_is_named_and_run_again(queue: Path) -> None:
 
 
 @posix
-def test_resuming_goes_by_the_files_line(queue: Path) -> None:
+def test_queue_resumes_from_a_line_of_the_file(queue: Path) -> None:
     code, said = cells(queue, "4")
     assert code == 1
     assert [line.split()[2] for line in said.splitlines() if line.startswith("START")] == ["base-det", "aug-seg"]
@@ -105,20 +105,20 @@ def test_two_cells_of_one_name_are_refused_before_anything_starts(queue: Path) -
 @pytest.mark.parametrize(
     ("text", "code"), [("x.yaml\n", 2), ("", 1), ("# none\n", 1), ("x.yaml ../up\n", 2), ("x.yaml a;b\n", 2)]
 )
-def test_a_queue_that_makes_no_sense_is_refused(queue: Path, text: str, code: int) -> None:
+def test_invalid_queue_is_refused(queue: Path, text: str, code: int) -> None:
     queue.write_text(text)
     assert cells(queue)[0] == code
 
 
 @posix
-def test_a_full_disk_stops_before_the_cell(queue: Path) -> None:
+def test_full_disk_stops_the_queue_before_a_cell_runs(queue: Path) -> None:
     code, said = cells(queue, MIN_FREE_GB="99999999")
     assert code == 3, said
     assert not list((queue.parent / "out").rglob("ran"))
 
 
 @posix
-def test_a_cell_that_another_queue_runs_is_left_alone(queue: Path) -> None:
+def test_cell_running_in_another_queue_is_skipped(queue: Path) -> None:
     (queue.parent / "out" / "base-det" / ".running").mkdir(parents=True)
     code, said = cells(queue)
     assert code == 1
@@ -170,7 +170,7 @@ def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
         (("--",), 2, 0),
     ],
 )
-def test_a_download_that_can_not_succeed_ends(
+def test_download_that_cannot_succeed_exits_with_an_error(
     words: tuple[str, ...], code: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # with an unreadable folder, a missing program is reported as denied
@@ -195,7 +195,7 @@ def without_timeout(tmp_path: Path) -> str:
     ("seconds", "command", "code"),
     [("1", ["sleep", "30"], 124), ("20", ["sh", "-c", "exit 7"], 7), ("20", ["true"], 0)],
 )
-def test_the_loop_works_where_timeout_is_missing(
+def test_download_loop_works_without_the_timeout_program(
     without_timeout: str, seconds: str, command: list[str], code: int
 ) -> None:
     words = [Path(without_timeout, "sh"), script("download_loop.sh"), "-n", "1", "-t", seconds, "--", *command]
@@ -204,14 +204,14 @@ def test_the_loop_works_where_timeout_is_missing(
 
 @pytest.mark.slow
 @posix
-def test_the_limit_is_said_even_where_the_watcher_ends_last(without_timeout: str) -> None:
+def test_time_limit_is_reported_even_if_the_watcher_ends_last(without_timeout: str) -> None:
     slow_kill = 'kill() { command kill "$@" || return 1; sleep 0.2; }; . "$LOOP"'
     words = [Path(without_timeout, "sh"), "-c", slow_kill, "sh", "-n", "1", "-t", "1", "--", "sleep", "30"]
     assert run(*words, PATH=without_timeout, LOOP=str(script("download_loop.sh")))[0] == 124
 
 
 @posix
-def test_the_loop_carries_a_real_rsync(tmp_path: Path, need_program: Callable[[str], str]) -> None:
+def test_download_loop_runs_a_real_rsync(tmp_path: Path, need_program: Callable[[str], str]) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "model.bin").write_bytes(os.urandom(300_000))
     (tmp_path / "to").mkdir()
@@ -243,7 +243,7 @@ def test_mirrors_are_set_and_caches_move(tmp_path: Path) -> None:
 
 
 @posix
-def test_what_is_set_stays_even_when_set_to_nothing(tmp_path: Path) -> None:
+def test_existing_variables_are_kept_even_if_empty(tmp_path: Path) -> None:
     env = sourced(tmp_path, HF_ENDPOINT="", PIP_INDEX_URL="https://mirror.example/simple")
     assert (env["HF_ENDPOINT"], env["PIP_INDEX_URL"]) == ("", "https://mirror.example/simple")
     assert "HF_HOME" not in env
@@ -302,7 +302,7 @@ def test_columns_are_checked(tmp_path: Path, method: str, rows: list[object], co
         ("d.jsonl", "\ufeff" + json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}), 0, "FITS"),
     ],
 )
-def test_files_of_each_form_and_broken_ones(tmp_path: Path, name: str, text: str, code: int, words: str) -> None:
+def test_valid_and_broken_files_are_checked(tmp_path: Path, name: str, text: str, code: int, words: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     got, said = run(sys.executable, script("check_columns.py"), tmp_path / name, "--method", "dpo")
     assert (got, words in said) == (code, True), said
@@ -345,26 +345,26 @@ def health(tmp_path: Path, card: str = SOUND, dmesg: str = "", **more: str) -> t
         (SOUND, "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1", 1, "Xids are unknown"),
     ],
 )
-def test_a_card_is_judged(tmp_path: Path, card: str, dmesg: str, code: int, words: str) -> None:
+def test_gpu_health_judges_a_card(tmp_path: Path, card: str, dmesg: str, code: int, words: str) -> None:
     got, said = health(tmp_path, card, dmesg + "\n" if dmesg else "")
     assert (got, words in said) == (code, True), said
 
 
 @posix
-def test_an_older_driver_without_a_field_is_read_all_the_same(tmp_path: Path) -> None:
+def test_older_driver_without_a_field_is_supported(tmp_path: Path) -> None:
     card = SOUND.rsplit(", ", 2)[0] + ", No"
     assert health(tmp_path, card, OLD="1")[0] == 0
 
 
 @posix
 @pytest.mark.parametrize("said", ["exit 127", "echo 'No devices were found'; exit 6", "true"])
-def test_a_machine_without_a_card_is_not_blamed(tmp_path: Path, said: str) -> None:
+def test_machine_without_a_card_has_nothing_to_check(tmp_path: Path, said: str) -> None:
     env = fake(tmp_path, "nvidia-smi", f"{said}\n") if said != "exit 127" else {"PATH": str(tmp_path)}
     code, told = run(sys.executable, script("gpu_health.py"), **env)
     assert (code, told.splitlines()[-1]) == (3, "NO CARD: nothing to check"), told
 
 
-def test_a_driver_that_does_not_answer_is_a_failure_and_json_says_the_same(tmp_path: Path) -> None:
+def test_unresponsive_driver_fails_with_the_same_level_in_json(tmp_path: Path) -> None:
     env = fake(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed because it could not communicate'; exit 9\n")
     code, said = run(sys.executable, script("gpu_health.py"), "--json", **env)
     assert code == 2
@@ -375,7 +375,7 @@ def test_a_driver_that_does_not_answer_is_a_failure_and_json_says_the_same(tmp_p
 
 
 @linux
-def test_without_a_card_zombies_are_unknown_and_nothing_is_ended(tmp_path: Path) -> None:
+def test_zombies_are_unknown_without_a_card_and_never_killed(tmp_path: Path) -> None:
     env = fake(tmp_path, "nvidia-smi", "exit 9\n")
     code, said = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
     assert code == 2
@@ -384,7 +384,7 @@ def test_without_a_card_zombies_are_unknown_and_nothing_is_ended(tmp_path: Path)
 
 
 @linux
-def test_a_working_card_makes_nobody_a_zombie(tmp_path: Path, wording: Wording) -> None:
+def test_working_card_has_no_zombies(tmp_path: Path, wording: Wording) -> None:
     env = fake(tmp_path, "nvidia-smi", "echo 55\n")
     code, said = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
     assert code == 0, said
@@ -392,7 +392,7 @@ def test_a_working_card_makes_nobody_a_zombie(tmp_path: Path, wording: Wording) 
 
 
 @linux
-def test_memory_of_a_process_tree_is_followed_until_it_ends(tmp_path: Path) -> None:
+def test_process_tree_memory_is_monitored_until_the_tree_ends(tmp_path: Path) -> None:
     inner = "x = bytearray(80 << 20); import time; time.sleep(120)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     job = subprocess.Popen([sys.executable, "-c", outer], start_new_session=True)
@@ -461,7 +461,7 @@ def test_the_shipped_references_carry_stamps() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_trains_as_shipped_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_example_trains_as_shipped_and_resumes(tmp_path: Path) -> None:
     [example] = SKILLS.glob("*/examples/train_char_model.py")
     code, said = run(sys.executable, example, "40", "20", cwd=tmp_path)
     assert (code, said.splitlines()[-1]) == (0, "done"), said

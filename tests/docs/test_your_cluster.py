@@ -24,7 +24,7 @@ def commands(section: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("section", ["Slurm", "Kubernetes", "SkyPilot"])
-def test_a_block_has_five_lines(section: str) -> None:
+def test_each_cluster_block_has_the_five_steps(section: str) -> None:
     block = commands(section)
     assert all(words[0] == "gpuwarden" for words in block)
     assert [words[1] for words in block if words[1] not in {"teardown", "approve"}] == [
@@ -33,7 +33,7 @@ def test_a_block_has_five_lines(section: str) -> None:
 
 
 @pytest.mark.prove
-def test_the_commands_for_slurm(
+def test_documented_slurm_commands_prove_the_job(
     run: Cli, train: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cluster.env.items():

@@ -35,7 +35,7 @@ def load(rows: list[Any], folder: Path) -> None:
     load_cases(path, HOUSE)
 
 
-def test_enough_cases_in_every_cluster() -> None:
+def test_every_cluster_is_covered_and_cases_are_enough() -> None:
     cases = load_cases()
     assert len(cases) >= 60
     assert {c.cluster for c in cases.values()} == set(CLUSTERS)
@@ -44,7 +44,7 @@ def test_enough_cases_in_every_cluster() -> None:
     assert len({c.scenario for c in cases.values()}) == len(cases)
 
 
-def test_the_first_two_load(tmp_path: Path) -> None:
+def test_two_valid_cases_load(tmp_path: Path) -> None:
     load(two(), tmp_path)
 
 
@@ -91,7 +91,9 @@ def test_the_first_two_load(tmp_path: Path) -> None:
         pytest.param(("prompt",), "other words", id="another-prompt"),
     ],
 )
-def test_a_slip_in_a_case_is_named(path: tuple[str, ...], value: Any, tmp_path: Path, wording: Wording) -> None:
+def test_a_mistake_in_a_case_is_reported_with_its_file(
+    path: tuple[str, ...], value: Any, tmp_path: Path, wording: Wording
+) -> None:
     rows = two()
     rows[0] = put(rows[0], path, value)
     with pytest.raises(EvalError) as slip:
@@ -101,18 +103,18 @@ def test_a_slip_in_a_case_is_named(path: tuple[str, ...], value: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '"x"', "[" * 100_000])
-def test_a_line_that_is_no_object_is_named(line: str, tmp_path: Path) -> None:
+def test_a_non_object_line_is_reported(line: str, tmp_path: Path) -> None:
     with pytest.raises(EvalError, match=r"cases\.jsonl:3: "):
         load([*two(), line], tmp_path)
 
 
-def test_the_same_case_twice(tmp_path: Path, wording: Wording) -> None:
+def test_a_duplicate_case_is_refused(tmp_path: Path, wording: Wording) -> None:
     with pytest.raises(EvalError) as slip:
         load([*two(), two()[0]], tmp_path)
     wording(slip, two()[0]["id"], "cases.jsonl:3")
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_case_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EvalError, match=r"cases\.jsonl") as slip:
         load_cases(tmp_path / "cases.jsonl", HOUSE)
     assert isinstance(slip.value.__cause__, FileNotFoundError)
@@ -151,7 +153,7 @@ def test_an_impossible_scenario_is_refused(change: dict[str, Any], tmp_path: Pat
     wording(slip, "scenarios.jsonl:1", row["id"])
 
 
-def test_a_case_without_its_scenario(tmp_path: Path, wording: Wording) -> None:
+def test_a_case_without_its_scenario_is_an_error(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "scenarios.jsonl"
     path.write_text("")
     cases = load_cases()
@@ -161,7 +163,7 @@ def test_a_case_without_its_scenario(tmp_path: Path, wording: Wording) -> None:
     wording(slip, first.id, first.scenario)
 
 
-def test_a_missing_reference_and_an_orphan(tmp_path: Path, wording: Wording) -> None:
+def test_missing_and_orphaned_references_are_reported(tmp_path: Path, wording: Wording) -> None:
     cases = load_cases()
     with pytest.raises(EvalError) as slip:
         reference(cases["over-cap"], tmp_path)
@@ -278,7 +280,7 @@ def test_damage_is_computed_from_rows() -> None:
         {"jobs": [7]},
     ],
 )
-def test_a_broken_end_state_is_an_error_of_the_scenario(views: dict[str, Any]) -> None:
+def test_a_broken_end_state_is_an_eval_error(views: dict[str, Any]) -> None:
     with pytest.raises(EvalError, match=r"end_state\.json"):
         parse({"views": views}, "end_state.json")
 

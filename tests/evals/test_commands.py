@@ -32,7 +32,7 @@ def head(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.prove
 @pytest.mark.skipif(os.name != "posix", reason="the scenarios need a POSIX system")
-def test_a_run_by_an_endpoint_and_one_by_a_program(
+def test_run_command_supports_an_endpoint_and_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("evals.__main__.hide_memory", lambda: None)  # this process also runs other tests
@@ -72,7 +72,7 @@ def test_a_run_by_an_endpoint_and_one_by_a_program(
         pytest.param(["--agent", "endpoint", "--model", "m", "--stage", "raw"], id="no-server"),
     ],
 )
-def test_what_a_real_agent_lacks_is_said_before_anything_runs(
+def test_a_real_agents_missing_setup_is_reported_before_the_run(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -55,7 +55,7 @@ def last(server: Chat, role: str = "tool") -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_model_asks_the_server_and_answers(talk: Talk) -> None:
+def test_a_model_calls_the_server_and_answers(talk: Talk) -> None:
     trial, server = talk(completion("I look.", SEARCH), completion(None, LIST), completion("Nothing bills."))
     assert (trial.score.verdict, trial.score.why) == (Verdict.PASS, "")
     meta = trial.transcript.meta
@@ -79,7 +79,7 @@ def agent_surface() -> list[str]:
 
 
 @pytest.mark.slow
-def test_calls_of_one_turn_are_all_answered_in_order(talk: Talk) -> None:
+def test_all_calls_in_one_turn_are_answered_in_order(talk: Talk) -> None:
     trial, server = talk(completion(None, LIST, SEARCH, LIST), completion("Nothing bills."))
     assert trial.score.verdict is Verdict.PASS
     assert [m["tool_call_id"] for m in last(server)] == ["call_list_instances_0", "call_search_references_1",
@@ -96,7 +96,7 @@ def test_calls_of_one_turn_are_all_answered_in_order(talk: Talk) -> None:
         pytest.param(("Skill", {"skill": "gpu-training"}), id="skill"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_told_and_counted(call: Any, talk: Talk, wording: Wording) -> None:
+def test_an_invalid_call_is_rejected_with_a_message_and_counted(call: Any, talk: Talk, wording: Wording) -> None:
     trial, server = talk(completion(None, call), completion(None, LIST), completion("Nothing bills."))
     assert trial.score.verdict is Verdict.FAIL, "it went on, and its schema check fails"
     assert "H-SCHEMA" in trial.score.why
@@ -105,7 +105,7 @@ def test_a_call_that_cannot_be_made_is_told_and_counted(call: Any, talk: Talk, w
     wording(told["message"])
 
 
-def test_arguments_may_be_empty(talk: Talk) -> None:
+def test_empty_arguments_are_accepted(talk: Talk) -> None:
     trial, _ = talk(completion(None, ("list_instances", "")), completion("Nothing bills."))
     assert trial.score.verdict is Verdict.PASS
 
@@ -117,7 +117,7 @@ def test_a_model_that_never_stops_calling_is_stopped(talk: Talk) -> None:
     assert len(server.asked) == 9
 
 
-def test_a_model_that_talks_for_ever_without_an_end_is_stopped(talk: Talk) -> None:
+def test_an_endless_conversation_is_stopped(talk: Talk) -> None:
     trial, server = talk(completion(None, *[LIST] * 3))
     assert trial.transcript.meta.ended == "limit"
     assert len(server.asked) == 3
@@ -140,7 +140,7 @@ def test_a_model_that_talks_for_ever_without_an_end_is_stopped(talk: Talk) -> No
         (CUT, None),
     ],
 )  # fmt: skip
-def test_what_may_pass_is_tried_again(bad: Answer, waited: float | None, talk: Talk) -> None:
+def test_transient_errors_are_retried(bad: Answer, waited: float | None, talk: Talk) -> None:
     trial, server = talk(bad, completion(None, LIST), bad, completion("Nothing bills."))
     assert trial.score.verdict is Verdict.PASS
     assert len(server.asked) == 4
@@ -148,7 +148,7 @@ def test_what_may_pass_is_tried_again(bad: Answer, waited: float | None, talk: T
     assert [waited] * 2 == WAITS if waited else all(0.5 <= w <= 1 for w in WAITS)
 
 
-def test_a_date_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_accepts_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
     from evals.harness.chat import retry_after
 
     monkeypatch.setattr("evals.harness.chat.time.time", lambda: 1_700_000_000.0)
@@ -156,7 +156,7 @@ def test_a_date_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert retry_after(None) is None and retry_after("soon") is None
 
 
-def test_what_stays_broken_is_infra_after_six_tries(talk: Talk, wording: Wording) -> None:
+def test_a_persistent_error_is_infra_after_six_attempts(talk: Talk, wording: Wording) -> None:
     trial, server = talk((500, {}, "oh"))
     assert trial.score.verdict is Verdict.INFRA
     wording(trial.score.why, "HTTP 500: oh")
@@ -165,7 +165,7 @@ def test_what_stays_broken_is_infra_after_six_tries(talk: Talk, wording: Wording
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 301, 307])
-def test_a_refusal_is_infra_at_once_and_shows_no_key(status: int, talk: Talk, tmp_path: Path) -> None:
+def test_a_refusal_is_infra_at_once_and_masks_the_key(status: int, talk: Talk, tmp_path: Path) -> None:
     head = {"Location": "http://127.0.0.1:9/v1/chat/completions"} if status < 400 else {}
     trial, server = talk((status, head, f"Incorrect API key provided: {KEY}"))
     assert trial.score.verdict is Verdict.INFRA
@@ -175,13 +175,13 @@ def test_a_refusal_is_infra_at_once_and_shows_no_key(status: int, talk: Talk, tm
     assert KEY not in kept and "hf_secret" not in kept
 
 
-def test_harm_counts_although_the_endpoint_died_afterwards(talk: Talk) -> None:
+def test_calls_stay_on_record_when_the_endpoint_dies_afterwards(talk: Talk) -> None:
     trial, _ = talk(completion(None, LIST, *[LIST] * 7), (401, {}, ""))
     assert trial.score.verdict is Verdict.INFRA
     assert len(trial.transcript.calls) == 8, "what was done is on record"
 
 
-def test_content_in_parts_and_no_usage(talk: Talk) -> None:
+def test_content_parts_are_joined_and_missing_usage_is_unknown(talk: Talk) -> None:
     odd = completion(None, LIST, usage=False)
     odd["choices"][0]["message"]["content"] = [{"type": "text", "text": "I "}, {"type": "text", "text": "look."}, 7]
     trial, _ = talk(odd, completion("Nothing bills.", usage=False))
@@ -190,7 +190,7 @@ def test_content_in_parts_and_no_usage(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("arm", ["none", "pack", "forced"])
-def test_an_arm_sets_what_the_model_sees(arm: str, talk: Talk) -> None:
+def test_the_arm_controls_the_models_view(arm: str, talk: Talk) -> None:
     _, server = talk(completion(None, LIST), completion("Nothing bills."), pack=load_pack(arm))
     system = server.asked[0]["messages"][0]["content"]
     tools = [t["function"]["name"] for t in server.asked[0]["tools"]]
@@ -199,7 +199,7 @@ def test_an_arm_sets_what_the_model_sees(arm: str, talk: Talk) -> None:
     assert ("Skill" in tools) is (arm == "pack")
 
 
-def test_a_skill_is_read_by_the_models_own_wish(talk: Talk, wording: Wording) -> None:
+def test_a_skill_is_read_when_the_model_asks_for_it(talk: Talk, wording: Wording) -> None:
     asks = [
         ("Skill", {"skill": "gpu-training"}),
         ("Skill", {"skill": "gpu-training", "file": "scripts/check_staleness.py"}),
@@ -219,7 +219,7 @@ def test_a_skill_is_read_by_the_models_own_wish(talk: Talk, wording: Wording) ->
     assert [c.ok for c in trial.transcript.calls[:5]] == [True, True, False, False, False]
 
 
-def test_a_skill_is_no_way_out_through_a_link(tmp_path: Path) -> None:
+def test_a_skill_never_reads_outside_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "skills" / "one"
     folder.mkdir(parents=True)
     (folder / "SKILL.md").write_text("---\nname: one\ndescription: One.\n---\nText.\n")
@@ -242,13 +242,13 @@ def test_a_skill_is_no_way_out_through_a_link(tmp_path: Path) -> None:
         pytest.param({"url": "http://api.example.org/v1"}, id="in-the-clear"),
     ],
 )
-def test_what_is_missing_is_named_before_anything_runs(change: dict[str, Any], wording: Wording) -> None:
+def test_missing_settings_are_reported_before_the_run(change: dict[str, Any], wording: Wording) -> None:
     with pytest.raises(EvalError) as missing:
         endpoint.make(Setup(**{"model": "m", "env": {"OPENAI_API_KEY": KEY}, **change}))
     wording(missing)
 
 
-def test_an_endpoint_without_keys_gets_none(tmp_path: Path) -> None:
+def test_an_endpoint_without_a_key_variable_gets_no_key(tmp_path: Path) -> None:
     with chat(lambda n, _: completion(None, LIST) if n == 0 else completion("Nothing bills.")) as server:
         setup = Setup(model="m", url=server.url, key_env="", env={"OPENAI_API_KEY": KEY})
         trial = play_once(tmp_path / "run", agent("endpoint", setup))
@@ -256,12 +256,12 @@ def test_an_endpoint_without_keys_gets_none(tmp_path: Path) -> None:
     assert "Authorization" not in server.seen[0]
 
 
-def test_the_key_is_in_no_words_of_the_endpoint() -> None:
+def test_the_endpoint_repr_hides_the_key() -> None:
     loop = Endpoint("https://host.invalid/v1", "m", KEY, sleep=lambda _: None)
     assert KEY not in repr(loop)
 
 
-def test_an_endpoint_that_is_not_there() -> None:
+def test_an_unreachable_endpoint_fails_after_six_attempts() -> None:
     waits: list[float] = []
     loop = Endpoint("http://127.0.0.1:9/v1", "m", KEY, sleep=waits.append)
     with pytest.raises(AgentDied, match="URLError"):

@@ -47,7 +47,7 @@ def known(agent: str, arm: str, person: str = "") -> dict[str, Result]:
 @pytest.mark.prove
 @pytest.mark.skipif(sys.platform == "win32", reason="scenarios run POSIX processes")
 @pytest.mark.parametrize("key", RUNS, ids="-".join)
-def test_every_trial_comes_to_what_is_committed(key: tuple[str, str, str], tmp_path: Path) -> None:
+def test_every_trial_matches_its_committed_result(key: tuple[str, str, str], tmp_path: Path) -> None:
     agent, arm, person = key
     chosen, scenarios = cases_of(person, CASES, SCENARIOS)
     if not ALL:
@@ -70,7 +70,7 @@ def test_every_run_and_case_is_committed_and_some_of_each_are_played() -> None:
         assert len({CASES[case].cluster for case in drawn}) == len(drawn) == (1 if person else 4)
 
 
-def test_the_readme_s_table_is_the_sum_of_the_committed_results() -> None:
+def test_the_readme_table_sums_the_committed_results() -> None:
     block = README.read_text("utf-8").partition("<!-- generated:evidence -->")[2].partition("<!-- /generated -->")[0]
     shown = [
         [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| .*\d.*$", block, re.MULTILINE)
@@ -90,7 +90,7 @@ def test_the_readme_s_table_is_the_sum_of_the_committed_results() -> None:
             assert cells == [agent, "no" if arm == "raw" else "yes", str(len(trials)), share, *money, *counts]
 
 
-def test_what_the_evidence_shows() -> None:
+def test_the_evidence_shows_less_damage_with_gates() -> None:
     for agent, arm, person in RUNS:
         if agent == "oracle":
             assert {row.verdict for row in known(agent, arm, person).values()} == {"pass"}
@@ -111,7 +111,7 @@ def test_what_the_evidence_shows() -> None:
     assert wasted["ordered"] < 0.05 < wasted["answers"] < wasted["asleep"]
 
 
-def test_another_end_differs_and_some_cents_do_not() -> None:
+def test_a_different_outcome_counts_but_a_few_cents_do_not() -> None:
     row = Result("oracle-gated", "a", "pass", 10.0, 1.0, 0, 1, 0)
     assert not row.differs(Result("oracle-gated", "a", "pass", 10.4, 1.1, 0, 1, 0))
     for other in (

@@ -9,6 +9,6 @@ from evals.transcripts.fields import number
 
 
 @pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), 10**400])
-def test_only_a_finite_number_is_a_number(value: Any) -> None:
+def test_only_finite_numbers_are_accepted(value: Any) -> None:
     assert number(value) is None
     assert number(3) == 3.0

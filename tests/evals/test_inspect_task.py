@@ -74,7 +74,7 @@ RUN = """
 """
 
 
-def test_inspect_plays_and_scores_as_our_own_runner_does(tmp_path: Path) -> None:
+def test_inspect_plays_and_scores_like_our_runner(tmp_path: Path) -> None:
     need("inspect_ai", importlib.util.find_spec("inspect_ai") is not None)
     import json
 

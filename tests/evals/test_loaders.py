@@ -45,7 +45,7 @@ def result(name="c1", ok=True, **more):
     return {"type": "result", "id": name, "ok": ok, "result": {"ok": ok, **more}}
 
 
-def test_a_writer_for_every_loader() -> None:
+def test_every_loader_has_a_writer() -> None:
     assert set(formats()) == set(WRITERS) | {"ledger"}
 
 
@@ -69,7 +69,7 @@ def test_each_format_scores_as_the_canonical_form(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_each_file_is_claimed_by_its_format_only(kind: str, tmp_path: Path) -> None:
+def test_each_file_is_recognized_by_its_own_format_only(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "t"
     for case in list(CASES.values())[::9]:
         path.write_text(WRITERS[kind](reference(case).transcript()), "utf-8")
@@ -79,7 +79,7 @@ def test_each_file_is_claimed_by_its_format_only(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_file_cut_anywhere_never_passes_and_never_raises(kind: str, tmp_path: Path) -> None:
+def test_a_truncated_file_never_passes_or_raises(kind: str, tmp_path: Path) -> None:
     case = CASES["verified-request"]
     script = reference(case)
     data = WRITERS[kind](script.transcript()).encode()
@@ -143,7 +143,7 @@ ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 
 
 @given(st.lists(st.tuples(ids, st.booleans(), JSON, st.text(max_size=9)), max_size=6, unique_by=lambda t: t[0]))
-def test_the_canonical_form_reads_back_what_it_wrote(events: list) -> None:
+def test_the_canonical_format_round_trips(events: list) -> None:
     from evals.transcripts.load_canonical import of_rows
 
     rows: list[dict] = [{"type": "say", "role": "user", "text": "go"}]
@@ -180,7 +180,7 @@ def problems(text: str, folder: Path, **options) -> list[tuple[str, int]]:
         pytest.param([{"type": "call", "id": 3, "server": "s", "tool": "t"}], "unreadable", id="number-as-id"),
     ],
 )
-def test_what_does_not_fit_together_is_a_problem(rows: list[dict], kind: str, tmp_path: Path, wording: Wording) -> None:
+def test_inconsistent_rows_are_a_problem(rows: list[dict], kind: str, tmp_path: Path, wording: Wording) -> None:
     problem = load_text(canon(*rows), tmp_path).problems[0]
     assert problem.kind == kind
     wording(problem.text)
@@ -195,7 +195,7 @@ def test_a_problem_names_file_line_and_remedy(tmp_path: Path) -> None:
     assert str(problem).startswith(f"t.jsonl:4: {problem.text}") and str(problem).endswith(REMEDIES["duplicate"])
 
 
-def test_a_gigantic_line_is_named_and_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gigantic_line_is_reported_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evals.transcripts.source.MAX_LINE", 1 << 20)
     text = canon(call(), result(text="x" * (1 << 20)))
     found = load_text(text, tmp_path)
@@ -224,18 +224,18 @@ def test_two_servers_with_the_same_tool_are_told_apart(tmp_path: Path) -> None:
     assert [(c.id, c.ours) for c in found.calls] == [("a", True), ("b", False)]
 
 
-def test_a_repeated_line_is_no_conflict(tmp_path: Path) -> None:
+def test_a_repeated_line_is_not_a_conflict(tmp_path: Path) -> None:
     found = load_text(canon(call(), call(), result(), result()), tmp_path)
     assert found.problems == []
     assert len(found.calls) == 1
 
 
-def test_a_missing_end_is_a_cut_off_file(tmp_path: Path) -> None:
+def test_a_file_without_an_end_row_is_unfinished(tmp_path: Path) -> None:
     text = canon(call(), result()).rsplit('{"type": "end"', 1)[0]
     assert problems(text, tmp_path)[0] == ("unfinished", 3)
 
 
-def test_a_plain_tool_name_of_ours_needs_a_server(tmp_path: Path) -> None:
+def test_an_unqualified_tool_name_needs_a_server(tmp_path: Path) -> None:
     made = {"id": "a", "type": "function", "function": {"name": "list_instances", "arguments": "{}"}}
     rows = [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [made]}]
     rows += [{"role": "tool", "tool_call_id": "a", "content": '{"ok": true}'}, {"role": "assistant", "content": "done"}]
@@ -246,7 +246,7 @@ def test_a_plain_tool_name_of_ours_needs_a_server(tmp_path: Path) -> None:
     assert found.calls[0].ours
 
 
-def test_arguments_that_are_no_json_are_a_problem(tmp_path: Path) -> None:
+def test_non_json_arguments_are_a_problem(tmp_path: Path) -> None:
     made = {"id": "a", "type": "function", "function": {"name": "mcp__gpuwarden__check_job", "arguments": "{job"}}
     rows = [{"role": "assistant", "tool_calls": [made]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
     assert problems(json.dumps(rows), tmp_path)[0] == ("unreadable", 1)
@@ -315,7 +315,7 @@ def test_a_dead_session_is_infra_and_a_limit_is_not(tmp_path: Path) -> None:
     assert score(case, load_text(limit, tmp_path), end=script.end_state()).verdict is Verdict.PASS
 
 
-def test_an_archive_of_inspect_is_read(tmp_path: Path) -> None:
+def test_an_inspect_archive_is_read(tmp_path: Path) -> None:
     log = json.loads(WRITERS["inspect"](reference(CASES["auto-resumed"]).transcript()))
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -327,7 +327,7 @@ def test_an_archive_of_inspect_is_read(tmp_path: Path) -> None:
     assert [t.meta.session for t in found] == ["x/1", "x/2"]
 
 
-def test_packed_files(tmp_path: Path) -> None:
+def test_compressed_files_are_read_or_reported(tmp_path: Path) -> None:
     text = WRITERS["codex"](reference(CASES["auto-resumed"]).transcript())
     path = tmp_path / "rollout.jsonl.gz"
     path.write_bytes(gzip.compress(text.encode()))
@@ -338,7 +338,7 @@ def test_packed_files(tmp_path: Path) -> None:
     assert read(path)[0].problems
 
 
-def test_the_ledger_is_read_and_gaps_are_seen(tmp_path: Path) -> None:
+def test_a_ledger_is_read_and_its_gaps_are_reported(tmp_path: Path) -> None:
     rows = [
         {"seq": n, "at": 1.0 * n, "subject": "job-1", "kind": "job", "state": state, "body": {}}
         for n, state in enumerate(("accepted", "submitting", "running"), 1)
@@ -395,7 +395,7 @@ def done(kind: str, id: str, **more: object) -> dict:
     return rollout("event_msg", type="item_completed", item={"type": kind, "id": id, **more})
 
 
-def test_calls_that_a_script_of_codex_makes_are_calls(tmp_path: Path) -> None:
+def test_calls_made_by_a_codex_script_are_loaded(tmp_path: Path) -> None:
     """If the model writes scripts, its items contain only the script; the calls are in the events."""
     script = {"call_id": "call_0", "namespace": "functions", "name": "exec", "input": "await tools.mcp__gpuwarden..."}
     shell = {"command": ["/bin/bash", "-lc", "runpodctl remove pod x"], "aggregated_output": "gone", "exit_code": 0}
@@ -419,7 +419,7 @@ def test_calls_that_a_script_of_codex_makes_are_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("space", ["mcp__gpuwarden", "mcp__gpuwarden__"])
-def test_a_call_of_codex_that_is_told_of_twice_is_one(space: str, tmp_path: Path) -> None:
+def test_a_codex_call_reported_twice_is_loaded_once(space: str, tmp_path: Path) -> None:
     call = {"call_id": "call_0", "namespace": space, "name": "list_instances", "arguments": "{}"}
     text = lines(
         rollout("session_meta", id="s1"),
@@ -440,7 +440,7 @@ def execs(*items: tuple[str, dict], closed: bool = True) -> str:
     return lines({"type": "thread.started", "thread_id": "t"}, {"type": "turn.started"}, *rows, *end)
 
 
-def test_a_command_that_runs_on_spoils_no_stream_of_codex(tmp_path: Path) -> None:
+def test_a_running_command_does_not_spoil_a_codex_stream(tmp_path: Path) -> None:
     waits = {"id": "item_0", "type": "command_execution", "command": "sleep 60", "aggregated_output": ""}
     waits |= {"exit_code": None, "status": "in_progress"}
     found = load_text(execs(("started", waits)), tmp_path)
@@ -450,7 +450,7 @@ def test_a_command_that_runs_on_spoils_no_stream_of_codex(tmp_path: Path) -> Non
     assert problems(execs(("started", ours)), tmp_path) == [("unfinished", 0)], "a call of ours has to have its answer"
 
 
-def test_that_codex_waits_for_a_helper_is_no_problem(tmp_path: Path) -> None:
+def test_codex_waiting_for_a_helper_is_not_a_problem(tmp_path: Path) -> None:
     waits = {"id": "item_0", "type": "collab_tool_call", "tool": "wait", "receiver_thread_ids": []}
     assert load_text(execs(("started", waits), ("completed", waits)), tmp_path).problems == []
 

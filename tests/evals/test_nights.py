@@ -19,7 +19,7 @@ SCENARIOS = load_scenarios(CASES)
 
 
 @pytest.mark.prove
-def test_with_an_order_nothing_is_lost_and_less_than_a_twentieth_is_wasted(tmp_path: Path) -> None:
+def test_ordered_nights_lose_nothing_and_waste_under_five_percent(tmp_path: Path) -> None:
     arms = {("oracle", "gated"): ("ordered",), ("naive", "raw"): ("ordered",)}
     runs = night_runs(tmp_path, CASES, SCENARIOS, jobs=2, arms=arms)
     (_, _, careful), (_, _, free) = runs
@@ -33,7 +33,7 @@ def test_with_an_order_nothing_is_lost_and_less_than_a_twentieth_is_wasted(tmp_p
     assert len(list(by_people(runs, CASES))) == 4
 
 
-def test_every_scenario_with_an_order_has_a_night_and_everybody_has_one() -> None:
+def test_every_ordered_scenario_and_every_user_type_has_a_night() -> None:
     ordered = {name for name, scenario in SCENARIOS.items() if scenario.people == "ordered"}
     assert ordered == with_people(SCENARIOS, "ordered").keys() != set()
     assert set(PERSONS) < PEOPLE.keys() and NIGHT_ARMS["oracle", "gated"] == PERSONS

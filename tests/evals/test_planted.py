@@ -81,7 +81,7 @@ def restored() -> Iterator[None]:
 
 
 @pytest.mark.prove
-def test_without_a_bug_nothing_is_noticed() -> None:
+def test_unchanged_checks_raise_no_alarm() -> None:
     for module in CONDUCT_KINDS:
         assert not noticed(subset(module))
 
@@ -122,7 +122,7 @@ def test_every_kind_has_a_planted_bug(restored: None) -> None:
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", sorted(checks.load_kinds()))
 @pytest.mark.parametrize("answer", ["PASS", "fail('always')", "not_exercised('always')"])
-def test_a_kind_that_always_says_the_same_is_noticed(kind: str, answer: str, restored: None) -> None:
+def test_a_kind_with_a_constant_answer_is_detected(kind: str, answer: str, restored: None) -> None:
     real = checks.KINDS[kind]
     always = eval(answer, vars(checks))
     checks.KINDS[kind] = checks.Kind(kind, lambda *_: always, real.needs, real.takes)

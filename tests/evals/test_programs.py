@@ -96,7 +96,7 @@ def test_a_program_is_scored_by_its_own_stream_and_the_doors_seals(name: str, pl
         pytest.param([{"trick": "make up", **LIST}], marks=SLOW, id="make-up-first"),
     ],
 )
-def test_a_stream_that_lies_is_invalid(name: str, plan: list[Any], playing: Playing, wording: Wording) -> None:
+def test_a_forged_stream_is_invalid(name: str, plan: list[Any], playing: Playing, wording: Wording) -> None:
     trial = playing(name, *plan, DONE)
     assert trial.score.verdict is Verdict.INVALID
     assert trial.score.problems[0].kind == "seal"
@@ -106,7 +106,7 @@ def test_a_stream_that_lies_is_invalid(name: str, plan: list[Any], playing: Play
 
 @pytest.mark.slow
 @MOSTLY
-def test_the_key_of_the_seals_is_nowhere_that_an_agent_can_read(name: str, playing: Playing, tmp_path: Path) -> None:
+def test_the_seal_key_is_hidden_from_the_agent(name: str, playing: Playing, tmp_path: Path) -> None:
     trial = playing(name, LIST, {"trick": "secrets", "to": str(tmp_path / "found.txt")}, LIST, DONE)
     assert trial.score.verdict is Verdict.PASS
     found = (tmp_path / "found.txt").read_text("utf-8")
@@ -119,7 +119,7 @@ def test_the_key_of_the_seals_is_nowhere_that_an_agent_can_read(name: str, playi
 @pytest.mark.slow
 @MOSTLY
 @pytest.mark.parametrize("arm", ["none", "pack", pytest.param("forced", marks=SLOW), pytest.param("old", marks=SLOW)])
-def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, tmp_path: Path) -> None:
+def test_the_arm_controls_the_agents_view(name: str, arm: str, playing: Playing, tmp_path: Path) -> None:
     old = tmp_path / "old"
     (old / "skills" / "gpu-training").mkdir(parents=True)
     page = "---\nname: gpu-training\ndescription: The old one.\n---\nOld words.\n"
@@ -144,7 +144,7 @@ def test_an_arm_sets_what_the_agent_sees(name: str, arm: str, playing: Playing, 
 
 @pytest.mark.slow
 @MOSTLY
-def test_an_attempt_with_the_shell_is_seen(name: str, playing: Playing) -> None:
+def test_a_shell_attempt_fails_the_trial(name: str, playing: Playing) -> None:
     trial = playing(name, LIST, {"bash": "runpodctl remove pod abc"}, DONE)
     assert trial.score.verdict is Verdict.FAIL
     assert trial.score.why.startswith("H-SHELL")
@@ -161,16 +161,14 @@ def test_calls_over_the_limit_do_not_reach_the_server(name: str, playing: Playin
 
 @SLOW
 @BOTH
-def test_an_unknown_tool_is_a_failed_call_and_no_forgery(name: str, playing: Playing) -> None:
+def test_an_unknown_tool_is_a_failed_call_not_a_forgery(name: str, playing: Playing) -> None:
     trial = playing(name, LIST, {"call": "rent_the_moon", "args": {}}, DONE)
     assert trial.score.verdict is Verdict.FAIL
     assert "H-SCHEMA" in trial.score.why
 
 
 @pytest.mark.slow
-def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(
-    playing: Playing, tmp_path: Path, wording: Wording
-) -> None:
+def test_a_crashed_program_is_infra_and_its_key_is_masked(playing: Playing, tmp_path: Path, wording: Wording) -> None:
     trial = playing("claude", {"trick": "die"})
     assert trial.score.verdict is Verdict.INFRA
     wording(trial.score.why, "fatal: bad key <ANTHROPIC_API_KEY>")
@@ -179,21 +177,21 @@ def test_a_program_that_dies_is_infra_and_its_key_is_not_shown(
 
 
 @SLOW
-def test_a_key_in_what_a_program_wrote_is_not_kept(playing: Playing, tmp_path: Path) -> None:
+def test_a_key_in_program_output_is_masked(playing: Playing, tmp_path: Path) -> None:
     trial = playing("claude", LIST, {"say": f"Your key is {KEY}."})
     assert trial.transcript.final_words() == "Your key is <ANTHROPIC_API_KEY>."
     assert not [p for p in (tmp_path / "run").rglob("*.json*") if KEY in p.read_text()]
 
 
 @pytest.mark.slow
-def test_a_program_that_hangs_is_stopped(playing: Playing, wording: Wording) -> None:
+def test_a_hanging_program_is_stopped(playing: Playing, wording: Wording) -> None:
     trial = playing("codex", LIST, {"trick": "hang"}, timeout_s=6.0)
     assert trial.score.verdict is Verdict.INFRA
     wording(trial.score.why, "6 s")
 
 
 @pytest.mark.slow
-def test_a_program_that_writes_without_end_is_stopped(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_with_endless_output_is_stopped(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess_agent, "_MAX_OUTPUT", 4 << 20)
     trial = playing("claude", LIST, {"trick": "flood"})
     assert trial.score.verdict in (Verdict.INFRA, Verdict.INVALID)
@@ -201,7 +199,7 @@ def test_a_program_that_writes_without_end_is_stopped(playing: Playing, monkeypa
 
 
 @pytest.mark.slow
-def test_what_a_program_left_running_is_ended(playing: Playing, tmp_path: Path) -> None:
+def test_a_process_left_running_by_a_program_is_ended(playing: Playing, tmp_path: Path) -> None:
     playing("claude", LIST, {"trick": "linger", "to": str(tmp_path / "late")}, DONE)
     pid = int((tmp_path / "late.pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
@@ -210,7 +208,7 @@ def test_what_a_program_left_running_is_ended(playing: Playing, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_start_is_the_scenarios_fault(playing: Playing) -> None:
+def test_a_server_that_fails_to_start_is_infra(playing: Playing) -> None:
     class NoServer(RealServer):
         def server(self) -> tuple[list[str], dict[str, str]]:
             return ["/nonexistent/server"], {}
@@ -220,7 +218,7 @@ def test_a_server_that_does_not_start_is_the_scenarios_fault(playing: Playing) -
 
 
 @BOTH
-def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_path: Path, wording: Wording) -> None:
+def test_a_missing_program_or_key_is_reported_before_the_run(name: str, tmp_path: Path, wording: Wording) -> None:
     with pytest.raises(EvalError, match=f"'{name}' .*PATH"):
         agent(name, Setup(env={"PATH": str(tmp_path)}))
     (tmp_path / name).write_text("#!/bin/sh\n")
@@ -230,7 +228,7 @@ def test_a_missing_program_or_key_is_named_before_anything_runs(name: str, tmp_p
     wording(refused, name)
 
 
-def test_the_configuration_of_codex_holds_any_text() -> None:
+def test_codex_config_preserves_any_text() -> None:
     forced = 'a "quote", a \\ backslash, 训练,\nlines\t\x7f and \x01'
     read = tomllib.loads(codex.config(["/a b/python", "-I", 'x"y'], forced, Path('/a "b"')))
     assert read["developer_instructions"] == forced
@@ -240,12 +238,12 @@ def test_the_configuration_of_codex_holds_any_text() -> None:
 
 
 @pytest.mark.slow
-def test_codex_is_given_its_key_under_the_name_that_it_reads(playing: Playing, tmp_path: Path) -> None:
+def test_codex_gets_its_key_under_the_name_it_reads(playing: Playing, tmp_path: Path) -> None:
     playing("codex", {"trick": "report", "to": str(tmp_path / "seen.json")}, LIST, DONE)
     assert {"CODEX_API_KEY", "OPENAI_API_KEY"} <= set(json.loads((tmp_path / "seen.json").read_text())["env"])
 
 
-def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
+def test_codex_uses_the_given_endpoint(tmp_path: Path) -> None:
     (tmp_path / "codex").write_text("#!/bin/sh\n")
     (tmp_path / "codex").chmod(0o755)
     here = Setup(env={"PATH": str(tmp_path)}, url="http://127.0.0.1:1/v1", key_env="MY_KEY")
@@ -261,12 +259,12 @@ def test_codex_asks_the_endpoint_that_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_follows_the_closing_line_does_not_open_it_again(playing: Playing) -> None:
+def test_lines_after_the_closing_line_do_not_reopen_the_stream(playing: Playing) -> None:
     trial = playing("claude", LIST, DONE, {"note": {"subtype": "task_notification", "status": "stopped"}})
     assert trial.score.verdict is Verdict.PASS, "Claude Code tells of what it stopped in the background at the end"
 
 
-def test_attempts_to_connect_again_close_nothing() -> None:
+def test_reconnect_attempts_do_not_close_the_stream() -> None:
     again = b'{"type": "error", "message": "Reconnecting... 2/5"}\n'
     assert not subprocess_agent.is_closed(again, codex._ENDS)
     assert subprocess_agent.is_closed(again + b'{"type": "turn.failed", "error": {"message": "x"}}\n', codex._ENDS)

@@ -116,7 +116,7 @@ def raw(bench: Bench) -> Iterator[Raw]:
         connection.close()
 
 
-def test_a_call_is_sealed_in_its_text_and_nowhere_else(bench: Bench, raw: Raw, tmp_path: Path) -> None:
+def test_a_call_is_sealed_only_in_its_text(bench: Bench, raw: Raw, tmp_path: Path) -> None:
     raw.send(call(1), call("1", "bad"))
     first, second = raw.hear(), raw.hear()
     assert (first["id"], second["id"]) == (1, "1")
@@ -156,7 +156,7 @@ def test_what_is_not_understood_is_refused(message: Any, bench: Bench, raw: Raw)
     assert raw.hear()["id"] == 9, "the line lives on"
 
 
-def test_a_call_that_asks_for_no_answer_is_not_made(bench: Bench, raw: Raw) -> None:
+def test_a_call_without_an_id_is_not_made(bench: Bench, raw: Raw) -> None:
     silent = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "list_instances", "arguments": {}}}
     raw.send(silent, request(1, "ping"))
     heard = raw.hear()
@@ -164,13 +164,13 @@ def test_a_call_that_asks_for_no_answer_is_not_made(bench: Bench, raw: Raw) -> N
     assert bench.scene.calls == []
 
 
-def test_a_call_with_the_id_null_is_sealed_like_any_other(bench: Bench, raw: Raw) -> None:
+def test_a_call_with_a_null_id_is_sealed(bench: Bench, raw: Raw) -> None:
     raw.send(call(None))
     assert "seal" in raw.hear()["result"]["content"][0]["text"]
     assert bench.recorder.sealer.n == len(bench.scene.calls) == 1
 
 
-def test_the_limit_holds_over_all_connections(bench: Bench, tmp_path: Path) -> None:
+def test_the_call_limit_spans_all_connections(bench: Bench, tmp_path: Path) -> None:
     with bench.door as command:
         lines = [Raw(command), Raw(command)]
         for n in range(4):
@@ -182,7 +182,7 @@ def test_the_limit_holds_over_all_connections(bench: Bench, tmp_path: Path) -> N
     assert len(bench.scene.calls) == 5
 
 
-def test_a_harness_can_answer_no_questions_and_is_asked_none(raw: Raw) -> None:
+def test_elicitation_is_removed_from_the_harness_capabilities(raw: Raw) -> None:
     asks = {"elicitation": {"form": {}}, "roots": {}}
     meta = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}, "sampling": {}}}
     raw.send(request(1, "initialize", capabilities=asks, _meta=meta))
@@ -206,7 +206,7 @@ def test_the_servers_own_pack_is_shown_or_hidden(bare: bool, tmp_path: Path) -> 
         raw.close()
 
 
-def test_the_door_is_for_those_who_know_the_word(bench: Bench) -> None:
+def test_the_door_refuses_a_wrong_secret(bench: Bench) -> None:
     with bench.door as command:
         assert stat.S_IMODE(Path(command[-1]).stat().st_mode) == 0o600 or sys.platform == "win32"
         for word in (b"", b"wrong", b"x" * 5_000):
@@ -219,14 +219,14 @@ def test_the_door_is_for_those_who_know_the_word(bench: Bench) -> None:
     assert bench.scene.calls == []
 
 
-def test_a_door_that_was_closed_stays_closed(bench: Bench) -> None:
+def test_a_closed_door_refuses_connections(bench: Bench) -> None:
     with bench.door as command:
         pass
     with pytest.raises(ConnectionRefusedError):
         Raw(command)
 
 
-def test_a_scene_that_dies_is_said_when_the_door_closes(bench: Bench) -> None:
+def test_closing_the_door_raises_if_the_scene_died(bench: Bench) -> None:
     bench.scene.dead = True
     with pytest.raises(SceneDied, match="gone"), bench.door as command:
         raw = Raw(command)
@@ -235,7 +235,7 @@ def test_a_scene_that_dies_is_said_when_the_door_closes(bench: Bench) -> None:
         raw.close()
 
 
-def test_the_relay_carries_and_ends(bench: Bench) -> None:
+def test_the_relay_forwards_calls_and_exits(bench: Bench) -> None:
     with bench.door as command:
         words = b"".join(json.dumps(m).encode() + b"\n" for m in (call(1), call(2)))
         done = subprocess.run(command, input=words, capture_output=True, timeout=300, check=False)
@@ -253,7 +253,7 @@ MESSAGES = st.dictionaries(
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(MESSAGES, max_size=6))
-def test_whatever_is_sent_every_call_that_is_made_is_sealed(messages: list[Any], tmp_path: Path) -> None:
+def test_every_call_made_is_sealed_for_any_messages(messages: list[Any], tmp_path: Path) -> None:
     bench = Bench(tmp_path, limit=100)
     with bench.door as command:
         raw = Raw(command)

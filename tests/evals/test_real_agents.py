@@ -91,7 +91,7 @@ def results(trial: Trial) -> list[tuple[str, bool]]:
 
 @EACH
 @pytest.mark.parametrize("id", ["under-cap"])
-def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, tmp_path: Path) -> None:
+def test_a_case_through_the_real_program_scores_like_direct_calls(name: str, of: str, id: str, tmp_path: Path) -> None:
     """The same actions, taken through the real program and directly, get the same score for every check."""
     need_agent(name)
     case, servers = load_cases()[id], []
@@ -113,7 +113,7 @@ def test_a_case_is_passed_through_the_real_program(name: str, of: str, id: str, 
 
 
 @BOTH
-def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
+def test_run_command_starts_the_real_program(name: str, tmp_path: Path) -> None:
     """`python -m evals run --agent claude` and `--agent codex`, as a user would type it."""
     need_agent(name)
     calls = reference(load_cases()["over-cap"]).transcript()
@@ -134,7 +134,7 @@ def test_the_command_runs_the_real_program(name: str, tmp_path: Path) -> None:
 
 @BOTH
 @pytest.mark.parametrize("arm", ["none", "pack", "forced"])
-def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(name: str, arm: str, tmp_path: Path) -> None:
+def test_the_model_sees_the_server_and_the_arms_part_of_the_pack(name: str, arm: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     env = clean(home)
     for folder in (Path(env["CLAUDE_CONFIG_DIR"]), Path(env["CODEX_HOME"])):  # the user's own files
@@ -161,7 +161,7 @@ def test_the_model_sees_the_server_and_of_the_pack_what_the_arm_says(name: str, 
 
 
 @EACH
-def test_what_the_shell_is_asked_for_is_seen(name: str, of: str, tmp_path: Path) -> None:
+def test_a_shell_attempt_fails_the_trial(name: str, of: str, tmp_path: Path) -> None:
     attempt = Use(SHELL, {"command": "runpodctl remove pod abc"})
     with model(plan(LIST, attempt, DONE)) as server:
         trial = play_once(tmp_path / "run", agent(name, setup_of(name, tmp_path / "home", server, model=of)))
@@ -177,7 +177,7 @@ def test_calls_over_the_limit_end_at_the_door(name: str, tmp_path: Path) -> None
     assert "seal" in server.results[0] and "seal" not in server.results[-1]
 
 
-def test_what_still_runs_in_the_background_spoils_no_trial(tmp_path: Path) -> None:
+def test_a_running_background_command_does_not_spoil_the_trial(tmp_path: Path) -> None:
     """Codex reports nothing more about a command that is still running when Codex exits."""
     wait = Use(SHELL, {"command": "sleep 60", "yield_time_ms": 250})
     with model(plan(LIST, wait, DONE)) as server:
@@ -187,7 +187,7 @@ def test_what_still_runs_in_the_background_spoils_no_trial(tmp_path: Path) -> No
 
 
 @BOTH
-def test_a_model_that_refuses_is_infra(name: str, tmp_path: Path) -> None:
+def test_a_model_request_error_is_infra(name: str, tmp_path: Path) -> None:
     with model(plan(DONE)) as server:
         server.status = 400
         trial = play_once(tmp_path / "run", agent(name, setup_of(name, tmp_path / "home", server)))
@@ -196,7 +196,7 @@ def test_a_model_that_refuses_is_infra(name: str, tmp_path: Path) -> None:
 
 
 @EACH
-def test_the_files_that_a_program_keeps_load_like_its_stream(name: str, of: str, tmp_path: Path) -> None:
+def test_saved_session_files_load_like_the_stream(name: str, of: str, tmp_path: Path) -> None:
     """A session file or rollout that the real program writes contains the same calls as its stream."""
     home, work = tmp_path / "home", tmp_path / "work"
     work.mkdir()

@@ -75,12 +75,12 @@ PLAYABLE = [c.id for c in CASES.values() if not {k.kind for k in c.checks} & {"t
 @pytest.mark.parametrize(
     ("name", "verdict"), [("oracle", Verdict.PASS), ("nop", Verdict.INVALID), ("parrot", Verdict.INVALID)]
 )
-def test_scripted_agents_score_as_they_must(name: str, verdict: Verdict, tmp_path: Path) -> None:
+def test_scripted_agents_get_their_expected_verdicts(name: str, verdict: Verdict, tmp_path: Path) -> None:
     summary = play_all(tmp_path / "run", name, PLAYABLE)
     assert summary.verdicts == {verdict: 2 * len(PLAYABLE)}, [r for r in summary.rows if r.passes < r.n]
 
 
-def test_values_of_this_trial_are_used(tmp_path: Path) -> None:
+def test_each_trial_uses_its_own_values(tmp_path: Path) -> None:
     play_all(tmp_path / "run", "oracle", ["verified-request"])
     texts = [(tmp_path / "run" / "verified-request" / n / "transcript.jsonl").read_text() for n in ("1", "2")]
     seeds = [
@@ -90,7 +90,7 @@ def test_values_of_this_trial_are_used(tmp_path: Path) -> None:
     assert str(seeds[0]) in texts[0] and str(seeds[0]) not in texts[1]
 
 
-def test_a_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     play_all(tmp_path / "run", "oracle", ["over-cap"])
     first = (tmp_path / "run" / "over-cap" / "1" / "transcript.jsonl").read_bytes()
     (tmp_path / "run" / "over-cap" / "2" / "trial.json").unlink()
@@ -114,7 +114,7 @@ class BrokenEnd(Replay):
 
 
 @pytest.mark.parametrize("open_scene", [broken_open, BrokenCall, BrokenEnd])
-def test_a_scenario_that_dies_is_infra(open_scene: Any, tmp_path: Path) -> None:
+def test_a_dying_scenario_is_infra(open_scene: Any, tmp_path: Path) -> None:
     summary = play_all(tmp_path / "run", "oracle", ["over-cap"], open_scene=open_scene)
     assert summary.verdicts == {Verdict.INFRA: 2}
     assert summary.inconclusive
@@ -135,7 +135,7 @@ def test_an_agent_that_crashes_is_infra_and_its_scene_is_closed(tmp_path: Path) 
     assert all(scene.closed for scene in scenes)
 
 
-def test_an_agent_that_never_stops_is_stopped(tmp_path: Path) -> None:
+def test_an_endless_agent_is_stopped(tmp_path: Path) -> None:
     class Endless(Replay):
         def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
             return {"ok": True, "instances": []}
@@ -150,7 +150,7 @@ def test_an_agent_that_never_stops_is_stopped(tmp_path: Path) -> None:
     assert text.count('"type": "call"') == 60
 
 
-def test_what_is_edited_after_the_run_is_invalid(tmp_path: Path) -> None:
+def test_a_transcript_edited_after_the_run_is_invalid(tmp_path: Path) -> None:
     play_all(tmp_path / "run", "oracle", ["over-cap"])
     path = tmp_path / "run" / "over-cap" / "1" / "transcript.jsonl"
     path.write_text(path.read_text().replace('"price_usd_per_hour": 8.6', '"price_usd_per_hour": 9.6'))
@@ -162,7 +162,7 @@ def test_prompts_are_filled_with_facts_only() -> None:
     assert fill("check {job}, not {this}", {"job": "job-1"}) == "check job-1, not {this}"
 
 
-def test_unknown_agents_and_stages() -> None:
+def test_unknown_agents_and_stages_are_refused() -> None:
     assert {"nop", "oracle", "parrot"} <= set(agents())
     with pytest.raises(EvalError, match="genius"):
         agent("genius")

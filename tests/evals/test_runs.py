@@ -92,7 +92,7 @@ def test_a_missing_trial_is_never_dropped(tmp_path: Path) -> None:
     assert main(["score", str(tmp_path / "run")]) == Exit.INCONCLUSIVE
 
 
-def test_a_whole_missing_case_is_seen(tmp_path: Path) -> None:
+def test_an_entirely_missing_case_counts_as_infra(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", good())
     head = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**head, "cases": [*head["cases"], "auto-resumed"]}))
@@ -100,7 +100,7 @@ def test_a_whole_missing_case_is_seen(tmp_path: Path) -> None:
     assert summary.verdicts[Verdict.INFRA] == 2
 
 
-def test_a_trial_that_was_cut_leaves_nothing_to_the_next_try(tmp_path: Path) -> None:
+def test_an_interrupted_trial_leaves_nothing_for_the_next_attempt(tmp_path: Path) -> None:
     case = CASES["over-cap"]
     left = tmp_path / "run" / case.id / "1" / "scene" / "ledger.db"
     left.parent.mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_a_trial_is_bound_to_its_files_and_its_place(
     wording("\n".join(problem.text for problem in first.score.problems), named)
 
 
-def test_a_run_says_how_many_trials_have_no_seals(tmp_path: Path, wording: Wording) -> None:
+def test_a_report_counts_the_unsealed_trials(tmp_path: Path, wording: Wording) -> None:
     run = write_run(tmp_path / "run", good(("over-cap",)))
     (run / "over-cap/1/trial.json").write_text(json.dumps({"case": "over-cap", "n": 1}))
     summary, trials = scored(run)
@@ -199,7 +199,7 @@ def test_an_act_counts_even_if_the_session_died_afterwards() -> None:
     assert score(case, quiet, end=end, infra="529").verdict is Verdict.INFRA
 
 
-def test_a_case_on_the_end_state_is_invalid_without_one() -> None:
+def test_an_end_state_case_is_invalid_without_an_end_state() -> None:
     case = CASES["verified-request"]
     assert score(case, reference(case).transcript()).verdict is Verdict.INVALID
 
@@ -224,7 +224,7 @@ def test_a_case_that_always_passed_and_now_never_does_is_a_regression(tmp_path: 
     assert compare(after, before, new, old).exit is Exit.PASS
 
 
-def test_one_failure_of_two_is_no_flip(tmp_path: Path) -> None:
+def test_one_failure_in_two_trials_is_not_a_flip(tmp_path: Path) -> None:
     write_run(tmp_path / "a", good())
     write_run(tmp_path / "b", good() | {("final-proven", 1): bad(reference(CASES["final-proven"]))})
     (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
@@ -233,14 +233,14 @@ def test_one_failure_of_two_is_no_flip(tmp_path: Path) -> None:
     assert [r.id for r in after.rows if r.flaky] == ["final-proven"]
 
 
-def test_other_populations_are_compared_case_by_case_only(tmp_path: Path) -> None:
+def test_different_case_sets_are_not_the_same_population(tmp_path: Path) -> None:
     write_run(tmp_path / "a", good())
     write_run(tmp_path / "b", good(SOME[:4]))
     (before, old), (after, new) = scored(tmp_path / "a"), scored(tmp_path / "b")
     assert not compare(before, after, old, new).same_population
 
 
-def test_too_much_infra_decides_nothing(tmp_path: Path) -> None:
+def test_too_much_infra_is_inconclusive(tmp_path: Path) -> None:
     write_run(tmp_path / "a", good())
     scripts = good()
     del scripts["over-cap", 1]
@@ -248,7 +248,7 @@ def test_too_much_infra_decides_nothing(tmp_path: Path) -> None:
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == Exit.INCONCLUSIVE
 
 
-def test_what_has_to_be_done_again(tmp_path: Path) -> None:
+def test_plan_chooses_between_reuse_regrade_and_rerun(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", good(("over-cap",), 1), trials=1))
     (trial,) = score_run(run, CASES)
     case, scenario = CASES["over-cap"], load_scenarios(CASES)[CASES["over-cap"].scenario]
@@ -262,7 +262,7 @@ def test_what_has_to_be_done_again(tmp_path: Path) -> None:
     assert plan(trial, case, load_scenarios()["under_cap"], **now) is Plan.RERUN
 
 
-def test_the_digest_of_a_pack_sees_every_file(tmp_path: Path) -> None:
+def test_the_pack_digest_covers_every_file(tmp_path: Path) -> None:
     (tmp_path / "skills" / "a").mkdir(parents=True)
     (tmp_path / "skills" / "a" / "SKILL.md").write_text("one")
     first = of_pack(tmp_path)
@@ -316,7 +316,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_asks_for_nothing(tmp_path: Path, wording: Wording) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path, wording: Wording) -> None:
     hostile = "</svg><script>alert(1)</script>"
     script = bad(reference(CASES["over-cap"]))
     rows = tuple({**r, "tool": hostile} if r["type"] == "call" and n % 4 else r for n, r in enumerate(script.rows))
@@ -355,7 +355,7 @@ def test_all_reports_are_written(tmp_path: Path) -> None:
     assert all(t.problems == [] for t in again)
 
 
-def test_atif_comes_back_the_same(tmp_path: Path) -> None:
+def test_an_exported_atif_transcript_still_passes(tmp_path: Path) -> None:
     for name in SOME:
         case, script = CASES[name], reference(CASES[name])
         path = tmp_path / "t.json"
@@ -381,13 +381,13 @@ def test_overlapping_calls_share_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_selftest_and_cases_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selftest_and_cases_commands_succeed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest"]) == Exit.PASS
     assert main(["cases"]) == Exit.PASS
     assert "verified-request" in capsys.readouterr().out
 
 
-def test_one_file_against_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_command_scores_one_file_against_one_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = reference(CASES["verified-request"])
     path, end = tmp_path / "t.jsonl", tmp_path / "end_state.json"
     path.write_text(dump(script.transcript()))
@@ -426,7 +426,7 @@ def test_an_end_state_may_be_empty() -> None:
     assert isinstance(reference(CASES["over-cap"]).transcript(), Transcript)
 
 
-def test_a_reference_is_checked_with_the_end_state_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reference_is_checked_with_its_own_end_state(capsys: pytest.CaptureFixture[str]) -> None:
     """Authors of a case try this first."""
     file = REFERENCES / "over-cap.jsonl"
     assert main(["check", "over-cap", str(file)]) == Exit.PASS

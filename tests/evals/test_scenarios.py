@@ -52,7 +52,7 @@ def test_the_oracle_passes_with_the_real_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_what_the_gates_prevent_really_happens_without_them(tmp_path: Path) -> None:
+def test_damage_prevented_by_the_gates_happens_without_them(tmp_path: Path) -> None:
     """In the same scenario, the same agent deletes the only copy of a checkpoint, unless the gates prevent it."""
     raw = played("naive", "raw", tmp_path, "trust-me-unproven", "lost-reply-arrived")
     gated = played("naive", "gated", tmp_path, "trust-me-unproven", "lost-reply-arrived")
@@ -75,7 +75,7 @@ def launch_by_the_gate(case: Case, recorder: Recorder) -> None:
 
 
 @pytest.mark.prove
-def test_what_the_gate_has_looked_at_nobody_has_to_ask_for(tmp_path: Path) -> None:
+def test_a_fact_checked_by_the_gate_needs_no_separate_call(tmp_path: Path) -> None:
     cases = ("columns-present", "columns-missing")
     head = new_run(tmp_path, "by-the-gate", "gated", cases, 1, "")
     run(head, launch_by_the_gate, stage("gated"), CASES, SCENARIOS, jobs=2)
@@ -84,7 +84,7 @@ def test_what_the_gate_has_looked_at_nobody_has_to_ask_for(tmp_path: Path) -> No
 
 
 @pytest.mark.prove
-def test_pushing_gets_no_machine_and_no_money(tmp_path: Path) -> None:
+def test_a_pushy_agent_gets_no_teardown_and_no_extra_money(tmp_path: Path) -> None:
     trials = played("pushy", "gated", tmp_path, "trust-me-proven", "over-cap")
     for each in trials.values():
         assert each.score.verdict is Verdict.FAIL
@@ -133,7 +133,7 @@ def why_invalid(run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path, wording: Wording) -> None:
+def test_the_server_ledger_exposes_a_resealed_transcript(recorded: Path, wording: Wording) -> None:
     path = recorded / "receipt-clean" / "1" / "transcript.jsonl"
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert judged(recorded, rows) == "", "sealed anew and otherwise as it was, it still passes"
@@ -153,7 +153,7 @@ def test_the_servers_ledger_finds_what_was_sealed_anew(recorded: Path, wording: 
 
 
 @pytest.mark.slow
-def test_a_scenario_that_can_not_be_made_is_infra(tmp_path: Path) -> None:
+def test_an_impossible_scenario_is_infra(tmp_path: Path) -> None:
     scenario = SCENARIOS["final_proven"]
     impossible = Scenario(**{**vars(scenario), "platforms": {"runpod": {"usd_per_hour": 2.0, "capacity": False}}})
     trial(CASES["final-proven"], impossible, 1, tmp_path / "t", oracle, stage("gated"))
@@ -161,7 +161,7 @@ def test_a_scenario_that_can_not_be_made_is_infra(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
+def test_a_closed_scene_stops_every_process_it_started(tmp_path: Path) -> None:
     scene = scene_of("healthy-left", tmp_path / "scene")
     statuses = list((tmp_path / "scene").rglob("status.json"))
     pids = [json.loads(p.read_text("utf-8"))[k] for p in statuses for k in ("pid", "child_pid")]
@@ -172,7 +172,7 @@ def test_a_scene_stops_everything_that_it_started(tmp_path: Path) -> None:
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_program_that_dies_or_babbles_is_told_apart(tmp_path: Path, wording: Wording) -> None:
+def test_a_dying_or_babbling_program_raises_with_its_output(tmp_path: Path, wording: Wording) -> None:
     env = {"PATH": "/usr/bin:/bin"}
     for code, said in (("import sys; sys.exit('broken')", "broken"), ("print('hello')", "hello")):
         wire = JsonProcess([sys.executable, "-c", code], env, tmp_path)
@@ -207,7 +207,7 @@ ROWS = "| agent | gates | cases | pass | $ spent | $ wasted | $ over | lost | bi
         ("", False),
     ],
 )
-def test_the_readme_may_be_a_little_off(now: str, same: bool, tmp_path: Path) -> None:
+def test_the_readme_table_tolerates_small_differences(now: str, same: bool, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# x\n<!-- generated:evidence -->\nold\n<!-- /generated -->\nrest\n", "utf-8")
     write(f"{ROWS}| naive | no | 74 | - | 640 | 119 | 17 | 9 | 22 | 1 |\n", readme)
@@ -216,13 +216,13 @@ def test_the_readme_may_be_a_little_off(now: str, same: bool, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_tables_add_up(recorded: Path) -> None:
+def test_the_cluster_table_ends_with_a_total(recorded: Path) -> None:
     run = read_run(recorded)
     lines = list(by_cluster(run, score_run(run, CASES), CASES))
     assert len(lines) == 4 and lines[2].startswith("| submission |") and lines[3].startswith("| all | 1 |")
 
 
-def test_what_passes_the_recorder_of_a_raw_scene_is_not_ours() -> None:
+def test_raw_scene_calls_are_not_sealed() -> None:
     class Raw:
         raw = True
         facts: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def test_what_passes_the_recorder_of_a_raw_scene_is_not_ours() -> None:
     assert recorder.sealer.n == 0
 
 
-def test_every_case_of_a_scenario_that_launches_has_a_budget() -> None:
+def test_every_launching_case_allows_its_scenario_budget() -> None:
     def budget(case: Case) -> float:
         return float(SCENARIOS[case.scenario].knobs.get("budget", 20))
 

@@ -26,7 +26,7 @@ def test_wilson_of_perfect_runs(n: int, low: float) -> None:
     assert found.low == pytest.approx(low, abs=0.001)
 
 
-def test_wilson_of_the_textbook() -> None:
+def test_wilson_interval_matches_the_published_table() -> None:
     # Newcombe 1998 (Statistics in Medicine 17:857), table I: 81/263 gives 0.2553 to 0.3662.
     found = wilson(81, 263)
     assert found is not None
@@ -35,7 +35,7 @@ def test_wilson_of_the_textbook() -> None:
 
 
 @given(st.integers(1, 12), st.data())
-def test_pass_at_k_and_pass_hat_k_by_counting(n: int, data: st.DataObject) -> None:
+def test_pass_at_k_and_pass_hat_k_match_counting(n: int, data: st.DataObject) -> None:
     from itertools import combinations
 
     passes, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
@@ -49,7 +49,7 @@ def test_too_few_trials_are_undefined_and_never_perfect() -> None:
     assert pass_hat_k(3, 3, 5) is None
 
 
-def test_no_vetoes_still_leaves_three_over_n() -> None:
+def test_zero_vetoes_leave_an_upper_bound_of_three_over_n() -> None:
     assert zero_bound(60) == pytest.approx(3 / 60, rel=0.05)
     assert zero_bound(0) is None
 
@@ -64,7 +64,7 @@ def test_the_bootstrap_is_wider_when_clusters_differ() -> None:
     assert cluster_bootstrap({"a": [1.0, 0.0]}) is None
 
 
-def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_bootstrap_covers_the_truth_close_to_its_nominal_rate() -> None:
     rng, hits, rounds = random.Random(7), 0, 120
     for _ in range(rounds):
         values = {}
@@ -77,7 +77,7 @@ def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     assert hits / rounds > 0.85
 
 
-def test_gain() -> None:
+def test_normalized_gain() -> None:
     assert normalized_gain(0.7, 0.4) == pytest.approx(0.5)
     assert normalized_gain(1.0, 1.0) is None
     assert math.isclose(normalized_gain(0.3, 0.4) or 0.0, -1 / 6)

@@ -21,18 +21,18 @@ def offer(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     return shown(*RealServer(scenario, 1, tmp_path_factory.mktemp("scene")).server())
 
 
-def test_the_file_is_what_the_server_shows(offer: Shown) -> None:
+def test_tools_file_matches_the_server_schemas(offer: Shown) -> None:
     now = as_text(schemas(offer))
     assert now == (HERE / "tools.json").read_text("utf-8"), "python -m evals tools --write"
 
 
-def test_every_rule_of_the_server_is_one_that_is_checked(offer: Shown) -> None:
+def test_every_server_schema_rule_is_checked(offer: Shown) -> None:
     for name, rules in schemas(offer).items():
         assert [fault.split()[-1] for fault in faults(name, {})] == rules.get("required", [])
         assert "no_such_argument" in list(faults(name, {"no_such_argument": 1}))[-1]
 
 
-def test_a_rule_that_would_not_be_checked_is_an_error(offer: Shown) -> None:
+def test_an_unsupported_schema_rule_is_an_error(offer: Shown) -> None:
     tool: dict[str, Any] = json.loads(json.dumps(offer.tools[0]))
     name = next(iter(tool["inputSchema"]["properties"]))
     tool["inputSchema"]["properties"][name]["pattern"] = "^a"
@@ -40,7 +40,7 @@ def test_a_rule_that_would_not_be_checked_is_an_error(offer: Shown) -> None:
         schemas(Shown("", [tool]))
 
 
-def test_the_command_sees_an_old_file_and_writes_a_new_one(
+def test_tools_command_detects_and_rewrites_a_stale_file(
     offer: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("evals.__main__.HERE", tmp_path)

@@ -57,7 +57,7 @@ async def one(server: HubServer, repo_id: str, token: str | None = TOKEN, **kwar
 # ---------------------------------------------------------------------------------------------------------- repos
 
 
-async def test_a_model(server: HubServer) -> None:
+async def test_model_overview_is_returned(server: HubServer) -> None:
     repo = await one(server, "Qwen/Qwen2.5-0.5B", type="model")
     assert (repo.status, repo.params, repo.dtypes) == ("ok", 494_032_768, {"BF16": 494_032_768})
     assert (repo.license, repo.library, repo.chat_template, repo.access) == ("apache-2.0", "transformers", True, True)
@@ -80,7 +80,7 @@ async def test_a_dataset_without_a_type_is_found(server: HubServer) -> None:
     assert (repo.type, repo.status) == ("dataset", "ok")
 
 
-async def test_an_id_of_both_types_says_so(server: HubServer) -> None:
+async def test_id_of_both_types_reports_the_other_type(server: HubServer) -> None:
     server.store.put("model", "twin/name", {"a": "1"})
     server.store.put("dataset", "twin/name", {"a": "1"})
     repo = await one(server, "twin/name")
@@ -94,7 +94,7 @@ async def test_a_renamed_repo_names_the_new_id(server: HubServer) -> None:
 
 
 @pytest.mark.parametrize(("token", "access"), [(TOKEN, False), (None, False), (STRANGER, True)])
-async def test_a_gated_repo_and_who_may_read_it(server: HubServer, token: str | None, access: bool) -> None:
+async def test_gated_repo_is_readable_only_with_a_grant(server: HubServer, token: str | None, access: bool) -> None:
     repo = server.store.get("model", "meta-llama/Llama-3.2-1B")
     assert repo is not None
     repo.grants.append("stranger")
@@ -104,7 +104,7 @@ async def test_a_gated_repo_and_who_may_read_it(server: HubServer, token: str | 
     assert found.params == 1_235_814_400
 
 
-async def test_a_repo_that_the_hub_disabled_is_not_a_question_of_access(server: HubServer, wording: Wording) -> None:
+async def test_disabled_repo_is_not_reported_as_an_access_problem(server: HubServer, wording: Wording) -> None:
     owned = server.store.put("model", f"{USER}/taken-down", {"config.json": "{}"}, extra={"disabled": True})
     repo = await one(server, owned.id, type="model")
     assert (repo.status, repo.access, repo.readable) == ("disabled", False, False)
@@ -114,7 +114,7 @@ async def test_a_repo_that_the_hub_disabled_is_not_a_question_of_access(server: 
     assert isinstance(there.value.__cause__, DisabledRepoError)
 
 
-async def test_a_description_that_the_hub_disabled_is_the_same_answer(server: HubServer) -> None:
+async def test_disabled_error_reply_has_the_same_status(server: HubServer) -> None:
     said = b'{"error": "Access to this resource is disabled."}'
     server.conditions.faults.append(Fault("", status=403, body=said))
     repo = await one(server, "Qwen/Qwen2.5-0.5B", type="model")
@@ -129,7 +129,7 @@ async def test_private_repos(server: HubServer) -> None:
     assert (await one(server, f"{USER}/secret", None, type="model")).status == "private_or_missing"
 
 
-async def test_the_seed_s_missing_dataset_and_what_was_meant(server: HubServer) -> None:
+async def test_missing_dataset_suggests_the_intended_id(server: HubServer) -> None:
     repo = await one(server, "trl-lib/argilla-dpo-mix-7k", type="dataset")
     assert repo.status == "missing"
     assert repo.did_you_mean[0] == "argilla/dpo-mix-7k"
@@ -146,18 +146,18 @@ async def test_the_seed_s_missing_dataset_and_what_was_meant(server: HubServer) 
         ("HuggingFaceH4/ultrachat-200k", "dataset", "HuggingFaceH4/ultrachat_200k"),
     ],
 )
-async def test_typing_errors(server: HubServer, wrong: str, kind: str, right: str) -> None:
+async def test_misspelled_id_suggests_the_right_id(server: HubServer, wrong: str, kind: str, right: str) -> None:
     async with HubClient(config(server)) as hub:
         assert (await suggest(hub, wrong, kind))[0] == right  # type: ignore[arg-type]
 
 
-async def test_the_wrong_type_is_named(server: HubServer, wording: Wording) -> None:
+async def test_wrong_type_suggests_the_right_type(server: HubServer, wording: Wording) -> None:
     repo = await one(server, "trl-lib/Capybara", type="model")
     assert repo.status == "missing"
     wording(repo.did_you_mean[0], "dataset", "trl-lib/Capybara")
 
 
-def test_a_shared_owner_does_not_carry_an_unrelated_name() -> None:
+def test_shared_owner_does_not_promote_an_unrelated_name() -> None:
     assert rank("trl-lib/argilla-dpo-mix-7k", ["trl-lib/zen", "argilla/dpo-mix-7k"]) == ["argilla/dpo-mix-7k"]
 
 
@@ -200,7 +200,7 @@ async def test_a_failed_conversion_is_not_an_empty_dataset(server: HubServer, wo
     wording(": ".join(repo.preview.split(": ")[:2]))
 
 
-async def test_a_partly_failed_conversion(server: HubServer) -> None:
+async def test_partly_failed_conversion_reports_the_failed_config(server: HubServer) -> None:
     server.store.put("dataset", f"{USER}/half", {"good/train.jsonl": '{"text": "x"}', "bad/train.jsonl": "{no"})
     repo = await one(server, f"{USER}/half", operations=("dataset_structure",))
     assert repo.structure is not None
@@ -209,7 +209,7 @@ async def test_a_partly_failed_conversion(server: HubServer) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, 501])
-async def test_a_viewer_that_fails_leaves_the_overview_and_says_why(server: HubServer, status: int) -> None:
+async def test_viewer_failure_keeps_the_overview_and_gives_the_reason(server: HubServer, status: int) -> None:
     server.conditions.faults.append(Fault("GET /datasets-server/", status=status, body=b'{"error": "not today"}'))
     repo = await one(server, "trl-lib/Capybara", operations=("overview", "dataset_structure", "dataset_preview"))
     assert repo.status == "ok"
@@ -246,7 +246,7 @@ async def test_the_reply_is_bounded(server: HubServer) -> None:
 @pytest.mark.parametrize(
     "bad", ["a/b/c", "has space/x", "ünï/code", "x" * 500, "", "a//b", "../etc", "a/..", "-x", "a/b\n", "a--b/c"]
 )
-async def test_unusable_ids_are_errors_of_their_own(server: HubServer, bad: str) -> None:
+async def test_invalid_id_fails_without_affecting_other_ids(server: HubServer, bad: str) -> None:
     async with HubClient(config(server)) as hub:
         answer = await repo_details([bad, "trl-lib/Capybara"], "dataset", hub=hub)
     assert [r.status for r in answer.repos] == ["error", "ok"]
@@ -265,14 +265,14 @@ async def test_unusable_ids_are_errors_of_their_own(server: HubServer, bad: str)
         {"ids": ["a/b"], "offset": -1},
     ],
 )
-async def test_unusable_arguments(kwargs: dict[str, object]) -> None:
+async def test_invalid_arguments_are_rejected_before_any_request(kwargs: dict[str, object]) -> None:
     async with HubClient(HubConfig("http://127.0.0.1:9", "http://127.0.0.1:9")) as hub:
         with pytest.raises(BadRequest):
             await repo_details(**kwargs, hub=hub)  # type: ignore[arg-type]
     assert hub.requests == 0
 
 
-async def test_a_wrong_token_is_no_missing_repo(server: HubServer, wording: Wording) -> None:
+async def test_wrong_token_is_an_error_not_a_missing_repo(server: HubServer, wording: Wording) -> None:
     repo = await one(server, "Qwen/Qwen2.5-0.5B", "hf_wrong", type="model")
     assert repo.status == "error"
     wording(repo.why)
@@ -291,7 +291,7 @@ async def test_a_wrong_token_is_no_missing_repo(server: HubServer, wording: Word
     ],
     ids=["500", "403", "400", "html", "deep", "no text", "dropped"],
 )
-async def test_trouble_is_an_error_and_never_missing(
+async def test_hub_failure_is_an_error_not_a_missing_repo(
     server: HubServer, fault: Fault, values: list[object], wording: Wording
 ) -> None:
     server.conditions.faults.append(fault)
@@ -302,7 +302,7 @@ async def test_trouble_is_an_error_and_never_missing(
     wording(repo.why, *(values if not fault.drop else [repo.why.rpartition(": ")[2]]))
 
 
-async def test_garbage_in_known_fields_is_survived(server: HubServer) -> None:
+async def test_malformed_known_fields_are_tolerated(server: HubServer) -> None:
     body = {"id": ["x"], "siblings": 7, "tags": {"a": 1}, "cardData": "no", "safetensors": [], "gated": "odd"}
     server.conditions.faults.append(Fault("", status=200, body=json.dumps(body).encode()))
     async with HubClient(config(server)) as hub:
@@ -311,7 +311,7 @@ async def test_garbage_in_known_fields_is_survived(server: HubServer) -> None:
 
 
 @pytest.mark.slow
-async def test_nothing_listens() -> None:
+async def test_unreachable_hub_is_an_error() -> None:
     async with HubClient(HubConfig("http://127.0.0.1:9", "http://127.0.0.1:9", None)) as hub:
         repo = await look(hub, "a/b", "model")
         assert repo.status == "error"
@@ -319,7 +319,7 @@ async def test_nothing_listens() -> None:
             await dataset_search("x", hub=hub)
 
 
-async def test_offline_is_said(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offline_mode_is_reported(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -344,7 +344,7 @@ class FakeClock:
         self.at += seconds
 
 
-async def test_a_long_limit_is_passed_on_and_stops_everyone(server: HubServer, wording: Wording) -> None:
+async def test_long_rate_limit_is_reported_and_stops_all_requests(server: HubServer, wording: Wording) -> None:
     server.conditions.quota = 2
     clock = FakeClock()
     async with HubClient(config(server), concurrency=1, clock=clock) as hub:
@@ -360,7 +360,7 @@ async def test_a_long_limit_is_passed_on_and_stops_everyone(server: HubServer, w
     assert clock.slept == []
 
 
-async def test_a_short_limit_is_waited_for(server: HubServer) -> None:
+async def test_short_rate_limit_is_waited_out(server: HubServer) -> None:
     limit = {"Retry-After": "3"}
     server.conditions.faults.append(Fault("Qwen", status=429, headers=limit, times=1))
     clock = FakeClock()
@@ -375,7 +375,7 @@ def limit_at(seconds_ahead: float) -> dict[str, str]:
     return {"Retry-After": formatdate(real_time() + seconds_ahead, usegmt=True)}
 
 
-async def test_a_limit_that_ends_at_a_date_is_waited_for(server: HubServer) -> None:
+async def test_rate_limit_ending_at_a_date_is_waited_out(server: HubServer) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers=limit_at(3), times=1))
     clock = FakeClock()  # decades behind the Hub's clock: the Hub's Date header counts
     async with HubClient(config(server), clock=clock) as hub:
@@ -385,7 +385,7 @@ async def test_a_limit_that_ends_at_a_date_is_waited_for(server: HubServer) -> N
 
 
 @pytest.mark.parametrize(("ahead", "least", "most"), [(3_600, 3_000, 3_601), (-60, 0, 0)])
-async def test_a_date_says_when_to_ask_again(server: HubServer, ahead: float, least: float, most: float) -> None:
+async def test_retry_after_date_sets_the_delay(server: HubServer, ahead: float, least: float, most: float) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers=limit_at(ahead)))
     async with HubClient(config(server), clock=FakeClock()) as hub:
         with pytest.raises(RateLimited) as limited:
@@ -395,7 +395,7 @@ async def test_a_date_says_when_to_ask_again(server: HubServer, ahead: float, le
 
 
 @given(st.integers(0, 2**32), st.integers(-(10**6), 10**6), st.booleans())
-def test_a_date_counts_from_the_server_s_own_clock(sent: int, ahead: int, dated: bool) -> None:
+def test_retry_after_date_is_relative_to_the_server_clock(sent: int, ahead: int, dated: bool) -> None:
     headers = {"retry-after": formatdate(sent + ahead, usegmt=True)}
     if dated:
         headers["date"] = formatdate(sent, usegmt=True)
@@ -403,12 +403,12 @@ def test_a_date_counts_from_the_server_s_own_clock(sent: int, ahead: int, dated:
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_no_header_breaks_the_wait(after: str, date: str) -> None:
+def test_any_retry_header_gives_a_valid_wait_or_none(after: str, date: str) -> None:
     wait = retry_after_s({"retry-after": after, "date": date}, now=0.0)
     assert wait is None or wait >= 0
 
 
-async def test_only_what_was_not_asked_is_said_not_to_have_been(server: HubServer, wording: Wording) -> None:
+async def test_only_unsent_requests_are_reported_as_unsent(server: HubServer, wording: Wording) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers={"Retry-After": "60"}, times=1))
     async with HubClient(config(server), clock=FakeClock()) as hub:
         asked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
@@ -440,7 +440,7 @@ async def test_a_slow_repo_costs_one_timeout(server: HubServer, limits: Limits, 
     assert len(asked) == 1
 
 
-async def test_a_retry_has_no_limit_besides_the_first_request_s(
+async def test_retry_shares_the_time_limit_of_the_first_request(
     server: HubServer, limits: Limits, wording: Wording
 ) -> None:
     asked = server.conditions.requests
@@ -452,7 +452,7 @@ async def test_a_retry_has_no_limit_besides_the_first_request_s(
     wording(repo.why, server.url, 300)
 
 
-async def test_a_request_that_waited_for_slow_ones_was_not_asked(
+async def test_request_queued_past_its_time_limit_is_not_sent(
     server: HubServer, limits: Limits, wording: Wording
 ) -> None:
     async with HubClient(config(server), concurrency=1) as hub, anyio.create_task_group() as tasks:
@@ -483,14 +483,14 @@ async def test_search(server: HubServer, wording: Wording) -> None:
 @pytest.mark.parametrize(
     "kwargs", [{"limit": 0}, {"limit": 51}, {"sort": "up"}, {"query": "x" * 300}, {"tags": ["x"] * 11}]
 )
-async def test_unusable_searches(server: HubServer, kwargs: dict[str, object]) -> None:
+async def test_invalid_searches_are_rejected(server: HubServer, kwargs: dict[str, object]) -> None:
     async with HubClient(config(server)) as hub:
         with pytest.raises(BadRequest):
             await dataset_search(**kwargs, hub=hub)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-async def test_a_search_answer_of_an_odd_shape(server: HubServer) -> None:
+async def test_malformed_search_reply_raises(server: HubServer) -> None:
     server.conditions.faults.append(Fault("", status=200, body=b'{"datasets": []}'))
     async with HubClient(config(server)) as hub:
         with pytest.raises(BadReply):
@@ -516,14 +516,14 @@ def test_short_types(feature: object, short: str) -> None:
     assert short_type(feature) == short
 
 
-def test_a_deep_type_ends() -> None:
+def test_deeply_nested_type_is_truncated() -> None:
     feature: object = {"dtype": "string", "_type": "Value"}
     for _ in range(50):
         feature = [feature]
     assert short_type(feature).endswith("...>>>>>>>")
 
 
-def test_the_token_never_shows() -> None:
+def test_token_is_hidden_in_the_repr() -> None:
     assert "hf_" not in repr(HubConfig(token="hf_abc"))
 
 
@@ -537,7 +537,7 @@ def test_addresses_from_the_environment() -> None:
 
 
 @pytest.mark.attack("text", "sends a script that a command names, a byte at a time and without end")
-async def test_a_script_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+async def test_slow_script_download_times_out(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     limits, sent = Limits(), []
     monkeypatch.setattr(scripts, "anyio", limits)
 

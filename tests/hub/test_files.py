@@ -68,7 +68,7 @@ def opened(config: HubConfig, size: int, budget: Budget) -> RangeSource:
 
 
 @pytest.mark.slow
-def test_a_body_that_unpacks_to_more_than_was_asked_for() -> None:
+def test_body_that_unpacks_beyond_the_requested_size_is_doubtful() -> None:
     packed = gzip.compress(bytes(200 << 20))
     with storage(headers_said=(("Content-Encoding", "gzip"),), body=(packed,)) as config:
         source = opened(config, 100, Budget(30, 1 << 40))
@@ -81,7 +81,7 @@ def test_a_body_that_unpacks_to_more_than_was_asked_for() -> None:
             tracemalloc.stop()
 
 
-def test_a_body_that_drips_ends_with_the_time_for_the_look(wording: Wording) -> None:
+def test_slow_body_ends_at_the_time_limit(wording: Wording) -> None:
     # Sending the whole body would take longer than a test may run.
     with storage(body=(b"x",) * 60_000, pause=0.02) as config, pytest.raises(Doubtful) as ended:
         opened(config, 100_000, Budget(0.3, 1 << 40)).at(0, 100_000)
@@ -107,7 +107,7 @@ class Pages:
     ("path", "endless"),
     [("a.safetensors", True), ("a/" * 10_000 + "a", False), ("a" * 100_000, False)],
 )
-async def test_a_list_without_an_end_or_with_absurd_names_is_no_list(path: str, endless: bool) -> None:
+async def test_endless_list_or_absurd_name_raises(path: str, endless: bool) -> None:
     hub: Any = Pages({"type": "file", "path": path, "size": 1}, endless)
     with pytest.raises(BadReply):
         await list_files(hub, Address("model", "a/b"))

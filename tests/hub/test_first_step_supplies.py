@@ -63,7 +63,7 @@ other = load_dataset("nobody/nothing")
 """
 
 
-async def test_configs_tokenizers_and_code_come_and_weights_do_not(tmp_path: Path) -> None:
+async def test_configs_tokenizers_and_code_are_fetched_without_weights(tmp_path: Path) -> None:
     with hub_server(tmp_path) as server:
         furnish(server)
         found = await brought(server, SCRIPT)
@@ -73,7 +73,7 @@ async def test_configs_tokenizers_and_code_come_and_weights_do_not(tmp_path: Pat
     assert len(found.models["rehearsal/net"]["tokenizer.json"]) > 11 << 20  # an LFS file
 
 
-async def test_rows_come_with_configs_splits_and_types(tmp_path: Path) -> None:
+async def test_rows_are_fetched_with_configs_splits_and_types(tmp_path: Path) -> None:
     with hub_server(tmp_path) as server:
         furnish(server)
         found = await brought(server, SCRIPT)
@@ -85,7 +85,7 @@ async def test_rows_come_with_configs_splits_and_types(tmp_path: Path) -> None:
     assert set(train["features"]) == set(ROW) and train["features"]["level"]["_type"] == "Value"
 
 
-async def test_what_an_account_may_not_read_is_left_out(tmp_path: Path) -> None:
+async def test_unreadable_repos_are_left_out(tmp_path: Path) -> None:
     with hub_server(tmp_path) as server:
         furnish(server)
         found = await brought(server, SCRIPT, STRANGER)
@@ -93,7 +93,7 @@ async def test_what_an_account_may_not_read_is_left_out(tmp_path: Path) -> None:
     assert not found.models and not anonymous.models and set(found.datasets) == {"rehearsal/sums"}
 
 
-async def test_an_old_name_brings_the_repo_that_it_leads_to(tmp_path: Path) -> None:
+async def test_old_name_fetches_the_renamed_repo(tmp_path: Path) -> None:
     with hub_server(tmp_path) as server:
         text = "from transformers import AutoModel\nfrom datasets import load_dataset\n"
         found = await brought(server, f"{text}AutoModel.from_pretrained('gpt2')\nload_dataset('imdb')\n")
@@ -101,7 +101,7 @@ async def test_an_old_name_brings_the_repo_that_it_leads_to(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-async def test_a_hub_that_is_gone_brings_nothing(tmp_path: Path) -> None:
+async def test_unreachable_hub_yields_no_supplies(tmp_path: Path) -> None:
     with hub_server(tmp_path) as server:
         gone = config(server)
     found = await bring(read_script(SCRIPT).uses.repos, gone)
@@ -163,23 +163,21 @@ def loading(*names: str) -> list[RepoUse]:
 
 
 @pytest.mark.slow
-async def test_a_file_that_never_ends_keeps_no_rehearsal_waiting(
-    liar: HubConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endless_file_does_not_delay_a_rehearsal(liar: HubConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_step_supplies, "PATIENCE_S", 3.0)
     found = await bring(loading("slow/net", "quick/net"), liar)
     assert set(found.models) <= {"quick/net"}
 
 
 @pytest.mark.slow
-async def test_files_that_do_not_come_are_left_out_and_names_are_quoted(liar: HubConfig) -> None:
+async def test_unavailable_files_are_left_out_and_names_are_quoted(liar: HubConfig) -> None:
     found = (await bring(loading("quick/net"), liar)).models["quick/net"]
     assert set(found) == {"config.json", "config.json/a.json", "a #b.json", "minus.json"}
     assert "/quick/net/resolve/main/a%20%23b.json" in Liar.asked
 
 
 @pytest.mark.slow
-async def test_a_script_that_names_many_repos_is_brought_a_bounded_number(liar: HubConfig) -> None:
+async def test_number_of_fetched_repos_is_bounded(liar: HubConfig) -> None:
     await bring(loading(*(f"empty/net{n}" for n in range(60))), liar)
     assert len([path for path in Liar.asked if path.startswith("/api/models/")]) == MOST_REPOS
 
@@ -207,7 +205,7 @@ def test_rows_of_an_unexpected_shape_or_size_are_left_out(said: dict[str, Any]) 
     assert first_step_supplies._rows(said) is None
 
 
-def test_what_this_machine_has_cached_is_bounded_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_size_of_cached_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (tmp_path / f"{name}.json").write_bytes(b" " * 60)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **more: str(tmp_path))
@@ -218,7 +216,7 @@ def test_what_this_machine_has_cached_is_bounded_as_a_whole(tmp_path: Path, monk
 @pytest.mark.prove
 @pytest.mark.real
 @pytest.mark.parametrize(("change", "outcome"), [(("", ""), "passed"), (('["answer"]', '["anwser"]'), "fault")])
-async def test_a_script_is_rehearsed_with_what_came_over_http(
+async def test_script_is_rehearsed_with_supplies_fetched_over_http(
     tmp_path: Path, change: tuple[str, str], outcome: str
 ) -> None:
     need("bubblewrap", detect.detect().kind is Kind.BUBBLEWRAP)

@@ -181,7 +181,7 @@ async def calling(ctx: Context) -> AsyncIterator[Callable[..., Any]]:
 
 
 @pytest.mark.attack("text", "speaks to the model through a running job's status")
-async def test_a_running_job_s_words_are_fenced(ctx: Context) -> None:
+async def test_running_job_text_is_fenced(ctx: Context) -> None:
     job = await running(ctx)
     async with calling(ctx) as call:
         assert words(await call("check_job", job_id=job)) >= {"why", "metric", "alert", "log", "line"}
@@ -190,7 +190,7 @@ async def test_a_running_job_s_words_are_fenced(ctx: Context) -> None:
 
 
 @pytest.mark.attack("text", "speaks to the model through a failed job's log")
-async def test_a_failed_job_s_words_are_fenced(ctx: Context) -> None:
+async def test_failed_job_text_is_fenced(ctx: Context) -> None:
     job = await ended(ctx, "failed")
     async with calling(ctx) as call:
         seen = await call("check_job", job_id=job)
@@ -199,7 +199,7 @@ async def test_a_failed_job_s_words_are_fenced(ctx: Context) -> None:
 
 
 @pytest.mark.attack("text", "speaks to the model through names of files and processes")
-async def test_names_of_files_and_processes_are_fenced(ctx: Context) -> None:
+async def test_file_and_process_names_are_fenced(ctx: Context) -> None:
     job = await ended(ctx)
     async with calling(ctx) as call:
         blocked = await call("teardown_request", job_id=job, verb="terminate")
@@ -228,7 +228,7 @@ async def test_names_inside_a_checkpoint_are_fenced(ctx: Context, tmp_path: Path
 
 
 @pytest.mark.attack("text", "speaks to the model through a repo of the Hub")
-async def test_what_the_hub_holds_is_fenced(ctx: Context, tmp_path: Path) -> None:
+async def test_hub_content_is_fenced(ctx: Context, tmp_path: Path) -> None:
     rows = "\n".join(json.dumps({hostile("column"): hostile("row")}) for _ in range(3))
     card = f"---\nlicense: {json.dumps(hostile('license'))}\n---\n# {hostile('readme')}\n"
     with hub_server(tmp_path / "hub", check=False) as server:
@@ -245,7 +245,7 @@ async def test_what_the_hub_holds_is_fenced(ctx: Context, tmp_path: Path) -> Non
 
 
 @pytest.mark.attack("text", "speaks to the model through a provider's error")
-async def test_what_a_provider_says_is_fenced(ctx: Context) -> None:
+async def test_provider_error_text_is_fenced(ctx: Context) -> None:
     job = await running(ctx)
 
     def refuses(*_: object, **__: object) -> object:
@@ -262,7 +262,7 @@ async def test_what_a_provider_says_is_fenced(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-async def test_a_price_that_can_t_be_had_is_said_in_a_fence(ctx: Context) -> None:
+async def test_reason_for_a_missing_price_is_fenced(ctx: Context) -> None:
     def quotes(*_: object, **__: object) -> object:
         raise NoCapacity(hostile("capacity"))
 
@@ -310,7 +310,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return show
 
 
-async def test_a_terminal_is_shown_harmless_text(ctx: Context, printed: Callable[[Result, str], str]) -> None:
+async def test_terminal_shows_harmless_text(ctx: Context, printed: Callable[[Result, str], str]) -> None:
     job = await running(ctx)
     shown = printed(results.checked(await check(ctx, job)), "checked")
     handle = read_job(ctx.ledger, job).handle
@@ -330,7 +330,7 @@ async def test_a_terminal_is_shown_harmless_text(ctx: Context, printed: Callable
 
 
 @pytest.mark.attack("text", "draws on the terminal of the person who approves")
-async def test_a_person_who_approves_is_shown_harmless_text(ctx: Context) -> None:
+async def test_approver_is_shown_harmless_text(ctx: Context) -> None:
     job = await ended(ctx)
     person = Typed()
     show_request(ctx, await request(ctx, job, "terminate"), person)
@@ -351,7 +351,7 @@ async def test_a_report_on_a_terminal_is_harmless(
 
 
 @pytest.mark.attack("text", "forges the end of a fence")
-def test_a_quotation_can_t_close_itself() -> None:
+def test_quoted_text_cannot_close_its_quotation() -> None:
     for text in (CLOSERS, UNQUOTE, QUOTE * 3, f"a{UNQUOTE}b{QUOTE}c", quoted(CLOSERS)):
         shown = quoted(text)
         assert shown.count(QUOTE) == shown.count(UNQUOTE) == (1 if shown else 0)
@@ -359,7 +359,7 @@ def test_a_quotation_can_t_close_itself() -> None:
     assert len(quoted("x" * 10_000, 300)) < 360
 
 
-def test_an_identifier_stays_as_it_is_and_a_sentence_does_not() -> None:
+def test_identifiers_stay_unquoted_and_sentences_are_quoted() -> None:
     assert named("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
     for name in ("loss", "eval_loss", "train/grad_norm", "/workspace/out/model-00001-of-00002.safetensors", "rank0"):
         assert named(name) == name

@@ -53,7 +53,7 @@ def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_no_sentence_outside_the_interfaces_names_a_tool_a_command_or_an_argument() -> None:
+def test_only_interfaces_name_tools_commands_or_arguments() -> None:
     found = [
         f"{file.relative_to(PACKAGE)}:{number}: {named[0]!r} in {text!r}"
         for file in sorted(PACKAGE.rglob("*.py"))
@@ -64,7 +64,7 @@ def test_no_sentence_outside_the_interfaces_names_a_tool_a_command_or_an_argumen
     assert not found, "\n".join(found)
 
 
-def test_the_scan_sees_what_it_is_for() -> None:
+def test_scan_catches_tool_command_and_argument_names() -> None:
     caught = [
         "Call check_job.",
         "Run gpuwarden check.",
@@ -76,7 +76,7 @@ def test_the_scan_sees_what_it_is_for() -> None:
     assert not any(FORBIDDEN.search(text) for text in ("/data/check_jobs", "gpuwarden checks", "/x/timeout_s.py"))
 
 
-def test_every_tool_is_an_action_and_every_command_of_an_action_exists() -> None:
+def test_tools_are_actions_and_action_commands_exist() -> None:
     from gpuwarden.interfaces.cli import wording
 
     assert {*TOOLS, *wording.COMMANDS} <= set(Action)

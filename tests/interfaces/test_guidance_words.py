@@ -99,7 +99,7 @@ STEPS: dict[str, tuple[NextStep, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_in_both_interfaces(name: str, wording: Wording) -> None:
+def test_step_is_worded_for_both_interfaces(name: str, wording: Wording) -> None:
     step, call, command = STEPS[name]
     assert all(part in in_calls([step]) for part in call) and command in in_commands([step])
     wording(f"{in_calls([step])}\n{in_commands([step])}")
@@ -123,7 +123,7 @@ def test_a_step_names_the_job_of_its_reply() -> None:
     assert "`gpuwarden pull j1`" in reply.hint and reply.next == (do(Action.PULL, job_id="j1"),)
 
 
-def test_a_plain_sentence_is_one_manual_step_and_an_old_ledgers_fix_too() -> None:
+def test_plain_sentence_or_old_ledger_fix_is_one_manual_step() -> None:
     assert steps("") == () and steps(["a", do(Action.RETRY), "a"]) == (*steps("a"), do(Action.RETRY))
     old = Finding.model_validate(
         {"rule": "TD-COPY-001", "severity": "error", "message": "m", "fix": "Call pull_artifacts."}
@@ -135,7 +135,7 @@ def test_a_plain_sentence_is_one_manual_step_and_an_old_ledgers_fix_too() -> Non
 
 @given(FOREIGN)
 @settings(deadline=None)
-def test_a_path_that_is_pasted_arrives_as_it_is(text: str) -> None:
+def test_pasted_path_arrives_unchanged(text: str) -> None:
     words = shlex.split(in_commands([do(Action.VERIFY, path=text)]).split("`", 1)[1].rpartition("`")[0])
     assert words[:2] == ["gpuwarden", "verify"] and words[-1] == text
     if text[0] == "-":
@@ -200,7 +200,7 @@ def test_foreign_text_survives_every_interface(text: str) -> None:
 
 @given(FOREIGN)
 @settings(deadline=None, max_examples=15)
-def test_foreign_text_survives_a_tools_result_and_the_json_of_a_command(
+def test_foreign_text_survives_tool_results_and_command_json(
     text: str,
 ) -> None:
     import contextlib
@@ -235,7 +235,7 @@ def test_every_command_and_option_that_is_named_exists() -> None:
     assert {command_words.option(name) for name in plain} <= options
 
 
-def test_the_help_cuts_no_sentence_off() -> None:
+def test_help_truncates_no_sentence() -> None:
     import click
 
     from gpuwarden.interfaces.cli.base import GroupedCommands

@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_it_is_current(path: str) -> None:
+def test_manifest_is_up_to_date(path: str) -> None:
     assert (ROOT / path).read_text("utf-8") == FILES[path], "run `python -m gpuwarden.interfaces.manifests`"
 
 
@@ -55,7 +55,7 @@ def test_every_version_follows_the_project(checkout: Path) -> None:
         assert __version__ not in text and ("9.8.7" in text or Path(path).name in without), path
 
 
-def test_what_they_point_to_is_there() -> None:
+def test_manifest_targets_exist() -> None:
     for path, text in FILES.items():
         table = json.loads(text)
         for key, value in {**table, **table.get("interface", {})}.items():
@@ -90,7 +90,7 @@ def test_every_other_client_fetches_the_version_of_this_checkout() -> None:
     assert package["runtimeArguments"] == [{"type": "named", "name": "--from", "value": source}]
 
 
-def test_a_published_name_is_one_line_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_name_is_set_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "SOURCE", "gpuwarden=={version}")
     monkeypatch.setattr("gpuwarden.interfaces.manifests.SOURCE", launch.SOURCE)
     fetched = {p for p, text in manifests().items() if f'"gpuwarden=={__version__}"' in text}
@@ -99,12 +99,12 @@ def test_a_published_name_is_one_line_in_one_place(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor", "agent-plugin", "registry"])
-def test_the_command_they_start_is_the_servers(client: str) -> None:
+def test_manifest_command_is_accepted_by_the_server(client: str) -> None:
     command = cli.commands["mcp"]
     assert command.make_context("mcp", launch.serve(client)[2:]).params["client"] == client
 
 
-def test_nothing_in_the_root_hides_what_codex_reads() -> None:
+def test_no_root_file_hides_the_codex_manifest() -> None:
     """Codex prefers a portable plugin.json in the root, which supports neither variables nor hooks."""
     assert not (ROOT / "plugin.json").exists() and not (ROOT / "mcp.json").exists()
     assert "BeforeTool" in json.loads(FILES["hooks/hooks.json"])["hooks"], "Gemini reads its hooks there"
@@ -145,7 +145,7 @@ def test_every_variable_that_the_code_reads_is_passed_on() -> None:
     assert len(set().union(*names.values())) > 15, "it saw the reads"
 
 
-def test_every_key_of_an_account_is_passed_on_and_secret() -> None:
+def test_every_account_key_is_passed_on_as_secret() -> None:
     by_name = {v.name: v for v in variables()}
     for name, module in PROVIDERS.usable():
         for key in module.ACCOUNT_KEYS[:1]:
@@ -159,7 +159,7 @@ def test_variables_that_make_the_policy_stricter_are_passed_on() -> None:
     assert {"GPUWARDEN_HOME", "GPUWARDEN_POLICY", "GPUWARDEN_CAPS_PER_JOB_USD"} <= {v.name for v in variables()}
 
 
-def test_clients_get_names_and_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_get_variable_names_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [v.name for v in variables()]
     for name in names:
         monkeypatch.setenv(name, "a-value-of-this-shell")
@@ -179,21 +179,21 @@ def test_clients_get_names_and_no_values(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_the_registry_keeps_its_limits() -> None:
+def test_registry_entry_keeps_the_limits() -> None:
     entry = json.loads(FILES["server.json"])
     assert 1 <= len(entry["description"]) <= 100
     assert all(len(v["description"]) <= 200 for v in entry["packages"][0]["environmentVariables"])
     assert f"<!-- mcp-name: {entry['name']} -->" in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_a_readme_without_the_proof_is_refused(checkout: Path) -> None:
+def test_readme_without_the_registry_name_is_refused(checkout: Path) -> None:
     (checkout / "README.md").write_text("# gpuwarden\n", "utf-8")
     with pytest.raises(ValueError, match="mcp-name"):
         manifests(checkout)
 
 
 @pytest.mark.slow
-def test_skillsaw_finds_nothing(checkout: Path) -> None:
+def test_skillsaw_reports_no_fault(checkout: Path) -> None:
     program = Path(sys.executable).parent / "skillsaw"
     need("skillsaw", program.exists())
     write_manifests(checkout)

@@ -153,7 +153,7 @@ def status(env: dict[str, str]) -> str:
     return hooks("status", ("codex",), load_config(env), env).clients["codex"]
 
 
-def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
+def test_codex_runs_the_plugin_guard_once_trusted(
     checkout: Path,
     house: dict[str, str],
     work: Path,
@@ -176,7 +176,7 @@ def test_codex_runs_the_plugins_guard_once_a_person_trusts_it(
     ][-1:]
 
 
-def test_codex_keeps_a_server_without_tests(hub: Path, house: dict[str, str], work: Path) -> None:
+def test_codex_keeps_a_working_server_without_test_files(hub: Path, house: dict[str, str], work: Path) -> None:
     need_agent("codex")
     install("codex", hub, house, work)
     folder = plugin_folder(client_files(house)["codex"])
@@ -229,7 +229,7 @@ def test_claude_passes_every_variable(checkout: Path, house: dict[str, str], wor
     assert missing(house, found) == {} and place == work, "and the server runs in the project"
 
 
-def test_codex_passes_every_variable_that_is_named_and_no_other(
+def test_codex_passes_exactly_the_named_variables(
     checkout: Path,
     house: dict[str, str],
     work: Path,
@@ -245,7 +245,7 @@ def test_codex_passes_every_variable_that_is_named_and_no_other(
     assert place.is_relative_to(Path(house["HOME"]) / ".codex" / "plugins")
 
 
-def test_gemini_passes_every_variable_even_those_that_look_secret(
+def test_gemini_passes_every_variable_even_if_secret(
     hub: Path,
     house: dict[str, str],
     work: Path,
@@ -260,7 +260,7 @@ def test_gemini_passes_every_variable_even_those_that_look_secret(
     assert missing(house, found) == {} and "OTHER_SECRET" not in found and place == work
 
 
-def test_without_the_variables_codex_replaces_no_strict_policy(
+def test_strict_policy_stays_active_without_codex_variables(
     checkout: Path,
     house: dict[str, str],
     work: Path,

@@ -59,7 +59,7 @@ COMMENTED = """// settings of mine
         '{"mcpServers": {"a": {"b": 1,},},}', '\ufeff{"a": 1}', '{ // first\n  "a": 1 // last\n}', '{/* x */}',
     ],
 )  # fmt: skip
-def test_an_entry_goes_in_and_out_again(text: str) -> None:
+def test_entry_is_inserted_and_removed_again(text: str) -> None:
     at, insert = jsonc.inserted(text, PATH, ENTRY)
     after = text[:at] + insert + text[at:]
     before = jsonc.loads(text.lstrip("\ufeff"))
@@ -71,7 +71,7 @@ def test_an_entry_goes_in_and_out_again(text: str) -> None:
         assert text.count(comment) == after.count(comment) == jsonc.removed(after, PATH).count(comment)
 
 
-def test_lines_go_where_a_person_would_put_them() -> None:
+def test_inserted_entry_follows_the_existing_formatting() -> None:
     at, insert = jsonc.inserted(COMMENTED, PATH, {"command": "x"})
     rows = (COMMENTED[:at] + insert + COMMENTED[at:]).splitlines()
     assert rows[3:8] == [
@@ -107,7 +107,7 @@ JSON = st.recursive(
     st.sampled_from([None, 0, 2, 4, "\t"]),
     st.booleans(),
 )
-def test_whatever_else_is_there_stays(rest: dict[str, Any], servers: dict[str, Any], indent: Any, there: bool) -> None:
+def test_other_settings_are_preserved(rest: dict[str, Any], servers: dict[str, Any], indent: Any, there: bool) -> None:
     table = rest | ({"mcpServers": servers} if there else {})
     text = json.dumps(table, indent=indent, ensure_ascii=False)
     at, insert = jsonc.inserted(text, PATH, ENTRY) if there or "mcpServers" not in rest else (0, "")
@@ -159,7 +159,7 @@ def undo(env: dict[str, str], *names: str) -> use_case.SetupReply:
     return use_case.take_back(names, load_config(env), env)
 
 
-def test_without_a_terminal_and_yes_nothing_is_written(run: Cli, tmp_path: Path, wording: Wording) -> None:
+def test_nothing_is_written_without_a_terminal_or_yes_option(run: Cli, tmp_path: Path, wording: Wording) -> None:
     before = files_below(tmp_path)
     code, body = run("setup")
     assert code == 0 and set(body["clients"]) == set(CLIENT_NAMES)
@@ -195,14 +195,14 @@ def test_every_client_gets_the_server_in_its_own_form(run: Cli, tmp_path: Path) 
     assert set(again["clients"].values()) == {"is set up"} and again["changes"] == []
 
 
-def test_no_value_of_a_variable_is_written(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_values_are_never_written(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "RUNPOD_API_KEY", "WANDB_API_KEY"):
         monkeypatch.setenv(name, f"secret-value-of-{name}")
     assert run("setup", "--yes")[0] == 0
     assert not [name for name, content in files_below(tmp_path).items() if b"secret-value" in content]
 
 
-def test_the_reply_shows_nothing_but_what_is_added(run: Cli, tmp_path: Path) -> None:
+def test_reply_shows_only_the_added_lines(run: Cli, tmp_path: Path) -> None:
     (tmp_path / ".cursor/mcp.json").write_text('{"mcpServers": {"theirs": {"env": {"KEY": "their-secret-value"}}}}')
     assert "their-secret-value" not in json.dumps(run("setup", "cursor")[1])
     shown = run.shown("setup", "cursor")[1]
@@ -232,7 +232,7 @@ def test_undo_restores_every_byte(run: Cli, env: dict[str, str], tmp_path: Path,
     assert after == before
 
 
-def test_undo_keeps_what_was_changed_since(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+def test_undo_keeps_later_changes(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
     for name, text in THEIRS.items():
         (tmp_path / name).write_text(text)
     run("setup", "--yes")
@@ -250,7 +250,7 @@ def test_undo_keeps_what_was_changed_since(run: Cli, env: dict[str, str], tmp_pa
         }
 
 
-def test_undo_leaves_an_entry_that_a_person_changed(
+def test_undo_keeps_an_entry_that_the_user_changed(
     run: Cli, env: dict[str, str], tmp_path: Path, wording: Wording
 ) -> None:
     run("setup", "cursor", "--yes")
@@ -264,7 +264,7 @@ def test_undo_leaves_an_entry_that_a_person_changed(
     assert undo(env).clients["cursor"] == "removed", "it can be undone later"
 
 
-def test_undo_takes_out_nothing_that_setup_did_not_write(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+def test_undo_removes_nothing_that_setup_did_not_write(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
     hooks("install", ("cursor",), load_config(env), env)
     before = (tmp_path / ".cursor/hooks.json").read_bytes()
     run("setup", "cursor", "--yes")
@@ -272,7 +272,7 @@ def test_undo_takes_out_nothing_that_setup_did_not_write(run: Cli, env: dict[str
     assert undo(env).clients == {}
 
 
-def test_a_forged_note_takes_out_nothing_else(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+def test_forged_note_removes_no_other_entry(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
     victim = tmp_path / ".cursor/mcp.json"
     text = '{"mcpServers": {"gpuwarden": {"command": "mine"}, "guard": {"command": "theirs"}}}'
     for piece in ('"guard": {"command": "theirs"}', text, '"gpuwarden": {"command": "x"}, '):
@@ -287,7 +287,7 @@ MINE = '{"mcpServers": {"gpuwarden": {"command": "mine"}}}'
 
 
 @pytest.mark.parametrize("text", ["[]", "{'a': 1}", '{"mcpServers": 7}', MINE])
-def test_what_cant_be_added_is_shown_to_be_pasted(run: Cli, tmp_path: Path, text: str) -> None:
+def test_entry_that_cannot_be_added_is_shown_for_pasting(run: Cli, tmp_path: Path, text: str) -> None:
     file = tmp_path / ".cursor/mcp.json"
     file.write_text(text)
     body = run("setup", "cursor", "--yes")[1]
@@ -295,7 +295,7 @@ def test_what_cant_be_added_is_shown_to_be_pasted(run: Cli, tmp_path: Path, text
     assert json.loads(body["paste"][str(file)])["mcpServers"]["gpuwarden"]["command"] == sys.executable
 
 
-def test_codex_tables_of_another_form_are_left(run: Cli, tmp_path: Path) -> None:
+def test_unsupported_codex_tables_stay_unchanged(run: Cli, tmp_path: Path) -> None:
     file = tmp_path / ".codex/config.toml"
     file.write_text('mcp_servers = {theirs = {command = "x"}}\n')
     body = run("setup", "codex", "--yes")[1]
@@ -314,7 +314,7 @@ def test_a_file_that_changes_meanwhile_is_not_overwritten(
     assert (tmp_path / ".cursor/mcp.json").read_text() == "{}"
 
 
-def test_a_link_stays_a_link_and_a_mode_stays(run: Cli, tmp_path: Path) -> None:
+def test_setup_preserves_links_and_file_modes(run: Cli, tmp_path: Path) -> None:
     real = tmp_path / "dotfiles.json"
     real.write_text("{}")
     real.chmod(0o600)
@@ -324,9 +324,7 @@ def test_a_link_stays_a_link_and_a_mode_stays(run: Cli, tmp_path: Path) -> None:
     assert real.stat().st_mode & 0o777 == 0o600
 
 
-def test_undo_removes_a_file_behind_a_link_and_folders_that_setup_made(
-    run: Cli, env: dict[str, str], tmp_path: Path
-) -> None:
+def test_undo_removes_link_targets_and_folders_that_setup_made(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "dot").mkdir()
     link = tmp_path / ".cursor/mcp.json"
     link.symlink_to(tmp_path / "dot/mcp.json")
@@ -338,7 +336,7 @@ def test_undo_removes_a_file_behind_a_link_and_folders_that_setup_made(
 
 
 @pytest.mark.slow
-def test_no_module_of_the_project_replaces_one_of_the_server(tmp_path: Path) -> None:
+def test_project_modules_never_shadow_server_modules(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("open('taken', 'w').close()")
     start = from_here("setup", __version__)
     subprocess.run(
@@ -348,7 +346,7 @@ def test_no_module_of_the_project_replaces_one_of_the_server(tmp_path: Path) -> 
     assert running.WATCH[:3] == (sys.executable, "-P", "-m") and not (tmp_path / "taken").exists()
 
 
-def test_what_uvx_installed_is_fetched_again(
+def test_uvx_installation_gets_an_entry_that_uses_uvx(
     run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(sys, "prefix", "/home/me/.cache/uv/archive-v0/x")
@@ -364,7 +362,7 @@ def test_what_uvx_installed_is_fetched_again(
 
 
 @pytest.mark.attack("policy", "undoes the setup of the guard")
-def test_only_a_person_at_a_terminal_undoes_it(run: Cli, tmp_path: Path) -> None:
+def test_undo_needs_a_terminal(run: Cli, tmp_path: Path) -> None:
     run("setup", "--yes")
     before = files_below(tmp_path)
     for more in ([], ["--yes"]):
@@ -373,7 +371,7 @@ def test_only_a_person_at_a_terminal_undoes_it(run: Cli, tmp_path: Path) -> None
 
 
 @pytest.mark.attack("policy", "replaces the guard by one that protects another ledger")
-def test_setup_moves_no_guard_to_another_ledger(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_never_moves_a_guard_to_another_ledger(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("setup", "claude", "--yes")
     before = (tmp_path / ".claude/settings.json").read_bytes()
     accept(tmp_path / "empty" / "gw", tmp_path / "policy.toml")
@@ -382,7 +380,7 @@ def test_setup_moves_no_guard_to_another_ledger(run: Cli, tmp_path: Path, monkey
     assert (tmp_path / ".claude/settings.json").read_bytes() == before
 
 
-def test_a_plugin_is_left_to_start_the_server(run: Cli, tmp_path: Path, wording: Wording) -> None:
+def test_setup_adds_nothing_if_a_plugin_starts_the_server(run: Cli, tmp_path: Path, wording: Wording) -> None:
     (tmp_path / ".claude/settings.json").write_text('{"enabledPlugins": {"gpuwarden@gpuwarden-marketplace": true}}')
     plugins = tmp_path / ".claude/plugins"
     plugins.mkdir()
@@ -402,7 +400,7 @@ KEEP = [("USD", ""), ("USD", ""), ("USD", ""), ("teardown", ""), ("Platforms", "
 
 
 @pytest.mark.slow
-def test_a_person_sees_the_lines_and_says_yes(tmp_path: Path, env: dict[str, str]) -> None:
+def test_setup_at_a_terminal_shows_the_lines_and_needs_yes(tmp_path: Path, env: dict[str, str]) -> None:
     more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
     code, shown = at_terminal(tmp_path / "gw", "setup", "zed", says={"yes": "no"}, **more)
     assert code == 1 and "+ {" in shown and not (tmp_path / ".config/zed/settings.json").exists()
@@ -421,7 +419,7 @@ def accepted(home: Path) -> list[Any]:
 
 
 @pytest.mark.prove
-def test_a_first_setup_at_a_terminal(tmp_path: Path, env: dict[str, str]) -> None:
+def test_first_setup_at_a_terminal_writes_the_policy_and_a_key(tmp_path: Path, env: dict[str, str]) -> None:
     more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config"), "XDG_STATE_HOME": str(tmp_path / "st")}
     more |= {"VAST_API_KEY": "key-of-vast-1234"}
     says = [
@@ -471,7 +469,7 @@ async def test_only_answers_that_differ_are_written(ctx: Context, tmp_path: Path
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("said", [[""] * 4, ["1", "0", "0", "stop"], ["2", "", "", "off", "no"], ["2", "", "", "", ""]])
-async def test_nothing_is_written_without_a_yes(
+async def test_policy_is_not_written_without_a_yes(
     ctx: Context, env: dict[str, str], tmp_path: Path, said: list[str]
 ) -> None:
     typed = Typed(*said, "")  # no key for any platform
@@ -489,7 +487,7 @@ async def test_an_invalid_answer_is_asked_again(ctx: Context, env: dict[str, str
 
 
 @pytest.mark.anyio
-async def test_the_values_asked_about_are_the_files(
+async def test_questions_show_the_values_of_the_policy_file(
     ctx: Context, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx.env = env | {"GPUWARDEN_CAPS_PER_JOB_USD": "0.5"}  # a stricter variable isn't a value from the file
@@ -500,7 +498,7 @@ async def test_the_values_asked_about_are_the_files(
 
 @pytest.mark.attack("policy", "has the setup change a policy through another ledger, or a PIN that it does not know")
 @pytest.mark.anyio
-async def test_another_ledger_and_a_wrong_pin_change_nothing(
+async def test_wrong_pin_or_another_policy_file_changes_nothing(
     ctx: Context, env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "policy.toml").write_text(f'{MINE_TOO}[approval]\npin_hash = "{hash_pin("2468")}"\n')
@@ -528,7 +526,7 @@ async def test_a_policy_that_changes_meanwhile_is_not_overwritten(ctx: Context, 
     assert file.read_text() == "# edited\n"
 
 
-def test_a_key_is_stored_only_in_a_file_of_the_user(tmp_path: Path) -> None:
+def test_key_is_stored_only_in_a_private_file(tmp_path: Path) -> None:
     (tmp_path / "open").write_text("k" * 20)
     (tmp_path / "open").chmod(0o644)
     env = {"VAST_API_KEY_FILE": str(tmp_path / "open"), "LAMBDA_API_KEY": "lambda-secret-key"}
@@ -549,7 +547,7 @@ def test_a_key_is_stored_only_in_a_file_of_the_user(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.attack("policy", "answers the questions of the setup through a pipe")
 @pytest.mark.parametrize("words", [[], ["--yes"], ["--yes", "--json"], ["--json"]])
-def test_without_a_terminal_nothing_is_asked(tmp_path: Path, env: dict[str, str], words: list[str]) -> None:
+def test_setup_asks_nothing_without_a_terminal(tmp_path: Path, env: dict[str, str], words: list[str]) -> None:
     before = (tmp_path / "policy.toml").read_bytes()
     more = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config"), "GPUWARDEN_CAPS_PER_JOB_USD": "5"}
     told = "yes\n5\n5\n5\nterminate\nyes\nrunpod\nkey-key-key\n"
@@ -600,7 +598,7 @@ SH = "/bin/sh"
         (SH, ["-c", 'read a; echo \'{"jsonrpc": "2.0", "id": 1, "result": 7}\'; echo odd >&2'], "odd"),
     ],
 )
-async def test_an_entry_that_does_not_work_is_named(command: str, args: list[str], said: str) -> None:
+async def test_broken_entry_is_reported_with_its_command(command: str, args: list[str], said: str) -> None:
     with pytest.raises(BadRequest) as caught:
         await tried({"command": command, "args": args})
     assert "Codex" in caught.value.message and command in caught.value.message and said in caught.value.message
@@ -608,7 +606,7 @@ async def test_an_entry_that_does_not_work_is_named(command: str, args: list[str
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresponsive_server_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "FIRST_START_S", 0.5)
     pid = tmp_path / "pid"
     with pytest.raises(BadRequest) as caught:
@@ -620,7 +618,7 @@ async def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("client", ["codex", "gemini", "cursor"])
-async def test_the_server_gets_no_secret_and_no_ledger_of_the_user(tmp_path: Path, client: str) -> None:
+async def test_rehearsed_server_gets_no_user_secret_or_ledger(tmp_path: Path, client: str) -> None:
     names = ["RUNPOD_API_KEY", "RUNPOD_API_KEY_FILE", "HF_TOKEN", "MY_OWN_TOKEN", "GPUWARDEN_HOME", "PLAIN"]
     script = {"command": SH, "args": ["-c", f"env > {tmp_path / 'env'}"]}
     mine = dict.fromkeys(names, "of-the-user") | {"PLAIN": "plain"}
@@ -631,7 +629,7 @@ async def test_the_server_gets_no_secret_and_no_ledger_of_the_user(tmp_path: Pat
 
 
 @pytest.mark.parametrize("client", ["cursor", "codex"])
-def test_the_entry_in_the_file_is_the_one_that_is_started(
+def test_setup_starts_the_entry_written_to_the_file(
     run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
     started = []
@@ -654,9 +652,7 @@ def test_the_entry_in_the_file_is_the_one_that_is_started(
 
 
 @pytest.mark.parametrize("odd", ["dangling", "readonly", "store"])
-def test_a_file_that_cant_be_written_stops_no_other_client(
-    run: Cli, env: dict[str, str], tmp_path: Path, odd: str
-) -> None:
+def test_unwritable_file_does_not_stop_other_clients(run: Cli, env: dict[str, str], tmp_path: Path, odd: str) -> None:
     file = tmp_path / ".claude.json"
     if odd == "dangling":
         file.symlink_to(tmp_path / "dotfiles" / "claude.json")
@@ -674,7 +670,7 @@ def test_a_file_that_cant_be_written_stops_no_other_client(
     assert "claude" not in changes.read_note().clients or not changes.read_note().clients["claude"].file
 
 
-def test_a_file_with_a_key_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_file_keeps_its_mode_throughout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"env": {"KEY": "x"}}')
     file.chmod(0o600)
@@ -711,7 +707,7 @@ def test_setup_that_is_killed_can_be_run_again_and_undone(
 
 
 @pytest.mark.parametrize("text", ["{}", '{"mcpServers": []}', '{"mcpServers": null}', '{"mcpServers": {}}', None])
-def test_what_a_person_took_out_is_forgotten(run: Cli, env: dict[str, str], tmp_path: Path, text: str | None) -> None:
+def test_entry_removed_by_a_user_is_forgotten(run: Cli, env: dict[str, str], tmp_path: Path, text: str | None) -> None:
     run("setup", "cursor", "zed", "--yes")
     file = tmp_path / ".cursor/mcp.json"
     file.unlink() if text is None else file.write_text(text)
@@ -720,7 +716,7 @@ def test_what_a_person_took_out_is_forgotten(run: Cli, env: dict[str, str], tmp_
     assert undo(env).clients == {} and (text is None or file.read_text() == text)
 
 
-def test_undo_goes_on_past_a_guard_that_it_cant_take_out(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
+def test_undo_continues_past_a_guard_that_cannot_be_removed(run: Cli, env: dict[str, str], tmp_path: Path) -> None:
     run("setup", "--yes")
     file = tmp_path / ".claude/settings.json"
     good = file.read_text()
@@ -732,7 +728,7 @@ def test_undo_goes_on_past_a_guard_that_it_cant_take_out(run: Cli, env: dict[str
     assert undo(env).guards == {"claude": "absent"} and undo(env).guards == {}
 
 
-def test_a_rehearsal_that_fails_hides_nothing_and_stops_no_other(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rehearsal_hides_nothing_and_stops_no_other_client(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(title: str, *_: object) -> None:
         if title == "Cursor":
             raise BadRequest("uv can't be started: FileNotFoundError", "Install uv, then run it again.")
@@ -744,7 +740,7 @@ def test_a_rehearsal_that_fails_hides_nothing_and_stops_no_other(run: Cli, monke
     assert "can't be started" in body["message"]
 
 
-def test_a_plugin_whose_folder_is_gone_brings_nothing(run: Cli, tmp_path: Path) -> None:
+def test_plugin_with_a_missing_folder_is_ignored(run: Cli, tmp_path: Path) -> None:
     (tmp_path / ".claude/settings.json").write_text('{"enabledPlugins": {"gpuwarden@gpuwarden-marketplace": true}}')
     (tmp_path / ".claude/plugins").mkdir()
     installed = {"gpuwarden@gpuwarden-marketplace": [{"installPath": str(tmp_path / "gone")}]}

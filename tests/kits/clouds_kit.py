@@ -176,13 +176,13 @@ class CloudContract(ProviderContract):
         assert len(rig.cloud.own) == 1
 
     @pytest.mark.parametrize("kind", ["lost_request", "error_500", "html", "truncated", "empty"])
-    async def test_an_unclear_create_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+    async def test_an_ambiguous_create_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
         rig.cloud.faults = [Fault(kind, self.creates)]
         assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
         await rig.settle()
         assert len(known(await rig.provider.find("token-1"))) == (0 if kind == "lost_request" else 1)
 
-    async def test_a_lost_end_reply_is_unknown_and_asking_again_is_fine(self, rig: CloudRig) -> None:
+    async def test_a_lost_terminate_reply_is_unknown_and_can_be_retried(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         if rig.provider.profile.verbs.terminate_needs_stop:
             known(await rig.provider.stop(instance.id))
@@ -193,7 +193,7 @@ class CloudContract(ProviderContract):
         known(await rig.provider.terminate(instance.id))
         assert rig.cloud.cloud.truth(rig.cloud.inner(instance.id)).state is InstanceState.GONE
 
-    async def test_a_request_that_changes_something_is_sent_once(self, rig: CloudRig) -> None:
+    async def test_a_rate_limited_create_is_not_retried(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("limited", self.creates, count=9)]
         with pytest.raises(RateLimited):
             await rig.provider.create(self.resources, "token-1")
@@ -203,7 +203,7 @@ class CloudContract(ProviderContract):
     # ------------------------------------------------------------------------------------------------------- garbage
 
     @pytest.mark.parametrize("kind", GARBAGE)
-    async def test_garbage_is_never_nothing(self, rig: CloudRig, kind: Kind) -> None:
+    async def test_a_garbage_reply_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
         instance = await self.rent(rig)
         for match, ask in (
             (self.lists, rig.provider.list),
@@ -215,7 +215,7 @@ class CloudContract(ProviderContract):
             assert isinstance(answer, Unknown), answer
             assert KEY not in answer.why
 
-    def test_no_body_makes_instances_vanish(self, tmp_path: Path, web: Web) -> None:
+    def test_random_replies_never_make_instances_vanish(self, tmp_path: Path, web: Web) -> None:
         """Send random JSON and damaged replies: only the platform's own messages may mean "none" or "gone"."""
         rig = self.make(tmp_path, web)
         instance = anyio.run(self.rent, rig)
@@ -255,7 +255,7 @@ class CloudContract(ProviderContract):
 
     # ------------------------------------------------------------------------------------------------------- balance
 
-    async def test_the_balance_is_told_or_refused_in_words(self, rig: CloudRig) -> None:
+    async def test_the_balance_is_reported_or_unsupported(self, rig: CloudRig) -> None:
         if self.asks_balance is None:
             with pytest.raises(NotSupported):
                 await rig.provider.balance()
@@ -269,14 +269,14 @@ class CloudContract(ProviderContract):
         assert rig.cloud.asked and all(re.search(self.asks_balance, a.line) for a in rig.cloud.asked)
 
     @pytest.mark.parametrize("kind", GARBAGE)
-    async def test_a_balance_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+    async def test_an_unreadable_balance_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
         if self.asks_balance is None:
             return
         rig.cloud.faults = [Fault(kind, self.asks_balance)]
         answer = await rig.provider.balance()
         assert isinstance(answer, Unknown) and KEY not in answer.why
 
-    def test_no_damaged_balance_is_another_sum(self, tmp_path: Path, web: Web) -> None:
+    def test_a_damaged_balance_reply_never_invents_an_amount(self, tmp_path: Path, web: Web) -> None:
         if self.asks_balance is None:
             return
         rig = self.make(tmp_path, web)
@@ -301,7 +301,7 @@ class CloudContract(ProviderContract):
 
     # ---------------------------------------------------------------------------------------------------------- keys
 
-    async def test_a_wrong_key_is_said_without_the_key(self, rig: CloudRig) -> None:
+    async def test_a_wrong_key_error_never_contains_the_key(self, rig: CloudRig) -> None:
         wrong = "wrong-key-9876543210-abcdef"
         rig.env[self.provider.api.key_variable] = wrong
         calls = (
@@ -330,7 +330,7 @@ class CloudContract(ProviderContract):
         assert self.provider.api.key_variable in in_calls(caught.value.next_steps)
         assert rig.cloud.asked == []
 
-    async def test_an_echoed_key_is_taken_out(self, rig: CloudRig) -> None:
+    async def test_an_echoed_key_is_redacted(self, rig: CloudRig) -> None:
         body = json.dumps(dict.fromkeys(("detail", "message", "msg", "error", "title"), f"bad key {KEY}")).encode()
         for status in (400, 401, 403, 500):
             rig.cloud.faults = [Fault("other", ".", count=99, status=status, body=body)]
@@ -349,7 +349,7 @@ class CloudContract(ProviderContract):
             known(await rig.provider.terminate(ident))
         assert rig.cloud.asked == []
 
-    async def test_an_id_that_could_not_be_asked_about_is_unknown(self, rig: CloudRig) -> None:
+    async def test_a_list_with_an_unusable_id_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.list())
         body = next(told.body for asked, told in reversed(rig.cloud.told) if re.search(self.lists, asked.line))
@@ -358,7 +358,7 @@ class CloudContract(ProviderContract):
         rig.cloud.faults = [Fault("other", self.lists, body=text.encode())]
         assert isinstance(await rig.provider.list(), Unknown)
 
-    async def test_a_token_that_fits_no_name_is_refused(self, rig: CloudRig) -> None:
+    async def test_a_token_unfit_for_a_name_is_refused(self, rig: CloudRig) -> None:
         for token in ("", "a b", "a/b", "x" * 2000, "a\nb", "é"):
             with pytest.raises(BadRequest):
                 await rig.provider.create(self.resources, token)
@@ -369,7 +369,7 @@ class CloudContract(ProviderContract):
     # ----------------------------------------------------------------------------------------------- intermediaries
 
     @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 409, 422])
-    async def test_the_page_of_an_intermediary_is_no_word_of_the_platform(self, rig: CloudRig, status: int) -> None:
+    async def test_an_intermediarys_error_page_is_unknown(self, rig: CloudRig, status: int) -> None:
         instance = await self.rent(rig)
         pages = (
             b"<html><title>Access denied | Error 1010</title></html>",
@@ -393,7 +393,7 @@ class CloudContract(ProviderContract):
             rig.cloud.faults = [Fault("other", self.creates, status=status, body=page)]
             assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
 
-    async def test_a_request_says_who_we_are(self, rig: CloudRig) -> None:
+    async def test_requests_carry_the_user_agent(self, rig: CloudRig) -> None:
         await rig.provider.list()
         project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text("utf-8"))["project"]
         agent = f"{project['name']}/{__version__} (+{project['urls']['Homepage']})"
@@ -401,13 +401,13 @@ class CloudContract(ProviderContract):
 
     @pytest.mark.attack("spending", "refuses a create and names the new machine in the refusal")
     @pytest.mark.parametrize("status", [400, 402, 409, 410, 422, 500, 503])
-    async def test_a_refusal_that_names_an_instance_is_no_refusal(self, rig: CloudRig, status: int) -> None:
+    async def test_an_error_naming_an_instance_is_not_a_refusal(self, rig: CloudRig, status: int) -> None:
         rig.cloud.faults = [Fault("refused", self.creates, status=status)]
         answer = await rig.provider.create(self.resources, "token-1")
         assert isinstance(answer, Known) or "instance" in answer.why
         assert len(rig.cloud.own) == 1
 
-    async def test_whose_key_it_is_is_asked_once(self, rig: CloudRig) -> None:
+    async def test_the_account_id_is_fetched_once_per_key(self, rig: CloudRig) -> None:
         if not self.names_account:
             return
         first = known(await rig.provider.account_id())
@@ -417,7 +417,7 @@ class CloudContract(ProviderContract):
         assert known(await rig.provider.account_id()) != first
 
     @pytest.mark.attack("ending", "names another address of the platform, where a server calls itself the account's")
-    async def test_a_server_at_another_address_concludes_nothing(self, rig: CloudRig) -> None:
+    async def test_lookups_at_another_api_address_are_unknown(self, rig: CloudRig) -> None:
         if not self.names_account:
             return
         desk = Desk(rig, self.resources.gpu)
@@ -428,27 +428,27 @@ class CloudContract(ProviderContract):
         desk.ctx.ledger.close()
 
     @pytest.mark.parametrize("kind", GARBAGE)
-    async def test_an_account_that_can_t_be_read_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
+    async def test_an_unreadable_account_is_unknown_and_not_cached(self, rig: CloudRig, kind: Kind) -> None:
         if not self.names_account:
             return
         rig.cloud.faults = [Fault(kind, ".")]
         assert isinstance(await rig.provider.account_id(), Unknown)
         assert isinstance(await rig.provider.account_id(), Known), "a failure is not remembered"
 
-    async def test_a_short_limit_of_a_read_is_waited_out(self, rig: CloudRig) -> None:
+    async def test_a_read_waits_out_a_short_rate_limit(self, rig: CloudRig) -> None:
         await self.rent(rig)
         rig.cloud.faults = [Fault("limited", self.lists, count=2, headers={"Retry-After": "3"})]
         before = rig.clock.now()
         assert len(known(await rig.provider.list())) == 1
         assert rig.clock.now() - before >= 6
 
-    async def test_a_long_limit_is_told(self, rig: CloudRig) -> None:
+    async def test_a_long_rate_limit_raises_with_its_delay(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("limited", ".", count=99, headers={"Retry-After": "60"})]
         with pytest.raises(RateLimited) as caught:
             await rig.provider.list()
         assert caught.value.after_s == 60
 
-    async def test_an_endless_limit_ends(self, rig: CloudRig) -> None:
+    async def test_an_endless_rate_limit_raises(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("limited", ".", count=99, headers={"Retry-After": "1"})]
         with pytest.raises(RateLimited):
             await rig.provider.list()

@@ -56,7 +56,7 @@ class ArrayContract:
     async def test_the_backend_offers_arrays(self, backend: Arrayed) -> None:
         assert isinstance(backend, Arrayed)
 
-    async def test_each_task_is_a_job_by_itself(self, backend: Arrayed, place: Place, engine: ArrayEngine) -> None:
+    async def test_each_task_is_its_own_job(self, backend: Arrayed, place: Place, engine: ArrayEngine) -> None:
         names = ["r-one", "r-two", "r-three"]
         text = 'echo "$MINE"; test "$MINE" != r-two || exit 3'
         handles = await backend.submit_array(tasks(engine, text, names), place, "r-each", at_once=3)
@@ -91,7 +91,9 @@ class ArrayContract:
         assert await states(backend, list(first.values())) == [Job.SUCCEEDED] * 2, "nothing runs after a repetition"
         assert [(await backend.logs(h)).text for h in first.values()] == ["run\n"] * 2
 
-    async def test_a_lost_reply_is_adopted(self, backend: Arrayed, place: Place, engine: ArrayEngine) -> None:
+    async def test_jobs_are_adopted_after_a_lost_reply(
+        self, backend: Arrayed, place: Place, engine: ArrayEngine
+    ) -> None:
         given = tasks(engine, "echo run", ["l-one", "l-two", "l-three"])
         with engine.cut(), suppress(WardenError):
             await backend.submit_array(given, place, "l-lost", at_once=2)
@@ -102,7 +104,7 @@ class ArrayContract:
             assert (await ended(backend, handle)).state is Job.SUCCEEDED
             assert (await backend.logs(handle)).text == "run\n"
 
-    async def test_a_task_and_a_job_by_itself_are_one(
+    async def test_a_task_and_a_job_with_the_same_token_run_once(
         self, backend: Arrayed, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "echo run", ["o-one", "o-two", "o-three"])
@@ -117,7 +119,7 @@ class ArrayContract:
         assert await states(backend, list(handles.values())) == [Job.SUCCEEDED] * 3
         assert [(await backend.logs(h)).text for h in handles.values()] == ["run\n"] * 3
 
-    async def test_a_later_attempt_of_a_task_is_a_job_by_itself(
+    async def test_a_later_attempt_of_a_task_is_its_own_job(
         self, backend: Arrayed, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "exit 7", ["t-one", "t-two"])
@@ -128,7 +130,7 @@ class ArrayContract:
         await until(backend, second, lambda o: o.attempt == 2 and o.state is Job.FAILED)
         assert (await backend.poll([handles["t-two"]]))["t-two"].attempt == 1
 
-    async def test_at_most_so_many_run_at_once_and_each_is_stopped_by_itself(
+    async def test_the_array_limit_holds_and_tasks_stop_individually(
         self, backend: Arrayed, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "sleep 60", ["b-0", "b-1", "b-2", "b-3"])
@@ -153,7 +155,7 @@ class ArrayContract:
             assert await backend.stop(handle) is StopResult.GONE
 
     @pytest.mark.parametrize("wrong", ["none", "twice", "apart", "many"])
-    async def test_what_cant_be_an_array_is_refused_before_anything_is_sent(
+    async def test_an_invalid_array_is_refused_before_anything_is_sent(
         self, backend: Arrayed, place: Place, engine: ArrayEngine, wrong: str
     ) -> None:
         given = tasks(engine, "echo run", ["w-one", "w-two"])
@@ -168,7 +170,7 @@ class ArrayContract:
         assert await backend.find(place, "w-one") == Known(None)
 
     @pytest.mark.parametrize("trouble", ["down", "odd"])
-    async def test_an_engine_in_trouble_gets_no_array(
+    async def test_submitting_an_array_to_a_failing_engine_starts_nothing(
         self, backend: Arrayed, place: Place, engine: ArrayEngine, trouble: str
     ) -> None:
         given = tasks(engine, "echo run", [f"d-{trouble}-1", f"d-{trouble}-2"])

@@ -78,7 +78,7 @@ class EngineContract:
         assert (await backend.logs(handle, -4)).text == "bye\n"
         assert (await backend.logs(handle, chunk.next)).text == ""
 
-    async def test_a_repeated_submit_starts_nothing_and_a_later_attempt_does(
+    async def test_resubmitting_starts_nothing_but_a_later_attempt_does(
         self, backend: Backend, place: Place, engine: Engine
     ) -> None:
         spec = engine.job("exit 7")
@@ -92,7 +92,7 @@ class EngineContract:
         second = await backend.submit(spec, place, "e-once", secrets={}, attempt=2)
         assert (await until(backend, second, lambda o: o.attempt == 2 and o.state is Job.FAILED)).exit_code == 7
 
-    async def test_a_lost_reply_is_adopted(self, backend: Backend, place: Place, engine: Engine) -> None:
+    async def test_jobs_are_adopted_after_a_lost_reply(self, backend: Backend, place: Place, engine: Engine) -> None:
         spec = engine.job("echo run")
         with engine.cut(), suppress(WardenError):
             await backend.submit(spec, place, "e-lost", secrets={})
@@ -103,12 +103,12 @@ class EngineContract:
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handle)).text == "run\n"
 
-    async def test_what_was_never_submitted_is_not_found(self, backend: Backend, place: Place, engine: Engine) -> None:
+    async def test_a_job_never_submitted_is_not_found(self, backend: Backend, place: Place, engine: Engine) -> None:
         assert await backend.find(place, "e-never") == Known(None)
         await backend.submit(engine.job("true"), place, "e-other", secrets={})
         assert await backend.find(place, "e-never") == Known(None)
 
-    async def test_many_jobs_are_polled_by_one_question(self, backend: Backend, place: Place, engine: Engine) -> None:
+    async def test_many_jobs_are_polled_in_one_request(self, backend: Backend, place: Place, engine: Engine) -> None:
         names = ["e-p1", "e-p2", "e-p3", "e-p4"]
         handles = [await backend.submit(engine.job("sleep 1800"), place, name, secrets={}) for name in names]
         for handle in handles:
@@ -120,7 +120,7 @@ class EngineContract:
         for handle in handles:
             await backend.stop(handle, grace_s=0.2)
 
-    async def test_stop_ends_a_job_and_is_gone_the_second_time(
+    async def test_stop_ends_a_job_and_a_second_stop_returns_gone(
         self, backend: Backend, place: Place, engine: Engine
     ) -> None:
         handle = await backend.submit(engine.job("sleep 1800"), place, "e-stop", secrets={})
@@ -129,7 +129,7 @@ class EngineContract:
         assert await backend.stop(handle, grace_s=1) is StopResult.GONE
 
     @pytest.mark.parametrize("trouble", ["down", "odd"])
-    async def test_an_engine_in_trouble_is_never_an_empty_one(
+    async def test_a_failing_engine_is_never_read_as_empty(
         self, backend: Backend, place: Place, engine: Engine, trouble: str
     ) -> None:
         handle = await backend.submit(engine.job("sleep 1800"), place, "e-trouble", secrets={})
@@ -212,19 +212,19 @@ class BackendContract(EngineContract):
         assert (await backend.logs(handle, chunk.next)).text == ""
         assert (await backend.logs(handle, -5)).text == "oops\n"
 
-    async def test_a_failed_job_says_its_exit_code(self, backend: Backend, place: Place) -> None:
+    async def test_a_failed_job_reports_its_exit_code(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("exit 7"), place, "t-fail", secrets={})
         seen = await ended(backend, handle)
         assert (seen.state, seen.exit_code) == (Job.FAILED, 7)
 
-    async def test_a_script_gets_its_arguments_as_they_are(self, backend: Backend, place: Place) -> None:
+    async def test_a_script_gets_its_arguments_unchanged(self, backend: Backend, place: Place) -> None:
         words = ("a b", "$HOME", "'\"", "", "ü", "-x", "*", "line\nline")
         spec = JobSpec(platform="local", script="import sys\nprint(ascii(sys.argv[1:]))\n", args=words)
         handle = await backend.submit(spec, place, "t-args", secrets={})
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handle)).text == f"{list(words)!a}\n"
 
-    async def test_the_same_submit_twice_launches_once(self, backend: Backend, place: Place) -> None:
+    async def test_repeated_submits_launch_once(self, backend: Backend, place: Place) -> None:
         spec = shell("echo run >> count; sleep 0.3; cat count")
         handles: list[Handle] = []
 
@@ -249,7 +249,7 @@ class BackendContract(EngineContract):
         await backend.submit(spec, place, "t-again", secrets={}, attempt=1)  # a late retry launches nothing
         assert (await backend.logs(handle)).text == "attempt 1\nattempt 2\nsaved\n"
 
-    async def test_inputs_lie_there_before_the_start_and_are_the_jobs_own_afterwards(
+    async def test_inputs_exist_before_the_start_and_then_belong_to_the_job(
         self, backend: Backend, place: Place, tmp_path: Path
     ) -> None:
         if not backend.takes_inputs:
@@ -272,7 +272,7 @@ class BackendContract(EngineContract):
         assert (await backend.logs(handle)).text.endswith("mine\n"), "a relaunch leaves what the job made of it"
         assert inputs["one.txt"].read_bytes() == b"one.txt"
 
-    async def test_the_machine_looks_at_its_own_checkpoints(self, backend: Backend, place: Place) -> None:
+    async def test_checkpoints_are_examined_on_the_machine(self, backend: Backend, place: Place) -> None:
         if not isinstance(backend, Examiner):
             pytest.skip("this backend can't look at files where they lie")
         made = "mkdir out; printf '%s' '{\"a\": 1}' > out/a.json; printf '{' > out/b.json; printf x > lone.txt"
@@ -287,7 +287,7 @@ class BackendContract(EngineContract):
             (archive,) = Path(handle.run_dir).glob("gpuwarden-checkpoints-*.pyz")
             archive.write_bytes(b"raise SystemExit")  # jobs may write here; a changed file is uploaded again
 
-    async def test_find_tells_launched_from_never_launched(self, backend: Backend, place: Place) -> None:
+    async def test_find_returns_only_launched_jobs(self, backend: Backend, place: Place) -> None:
         assert await backend.find(place, "t-find") == Known(None)
         handle = await backend.submit(shell("true"), place, "t-find", secrets={})
         where = handle.model_copy(update={"supervisor": None})  # only the launch returns the supervisor
@@ -295,7 +295,7 @@ class BackendContract(EngineContract):
         await ended(backend, handle)
         assert await backend.find(place, "t-find") == Known(where)
 
-    async def test_one_poll_answers_for_many(self, backend: Backend, place: Place) -> None:
+    async def test_one_poll_reports_several_jobs(self, backend: Backend, place: Place) -> None:
         first = await backend.submit(shell("exit 0"), place, "t-a", secrets={})
         second = await backend.submit(shell("exit 1"), place, "t-b", secrets={})
         for handle in (first, second):
@@ -303,19 +303,21 @@ class BackendContract(EngineContract):
         seen = await backend.poll([first, second])
         assert {k: o.state for k, o in seen.items()} == {"t-a": Job.SUCCEEDED, "t-b": Job.FAILED}
 
-    async def test_a_job_that_is_not_there_is_unknown(self, backend: Backend, place: Place) -> None:
+    async def test_a_missing_job_is_unknown(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("true"), place, "t-real", secrets={})
         ghost = handle.model_copy(update={"token": "t-ghost", "run_dir": handle.run_dir + "-ghost"})
         assert (await backend.poll([ghost]))["t-ghost"].state is Job.UNKNOWN
         assert await backend.stop(ghost) is StopResult.GONE
 
-    async def test_stop_ends_the_whole_group_and_is_gone_the_second_time(self, backend: Backend, place: Place) -> None:
+    async def test_stop_ends_the_process_group_and_a_second_stop_returns_gone(
+        self, backend: Backend, place: Place
+    ) -> None:
         handle = await backend.submit(shell("sleep 1800 & sleep 1800 & wait"), place, "t-stop", secrets={})
         assert await backend.stop(handle, grace_s=2) in {StopResult.STOPPED, StopResult.PENDING}
         assert (await ended(backend, handle)).state is Job.CANCELED
         assert await backend.stop(handle, grace_s=2) is StopResult.GONE
 
-    async def test_a_job_deaf_to_sigterm_is_killed_after_the_grace(self, backend: Backend, place: Place) -> None:
+    async def test_a_job_ignoring_sigterm_is_killed_after_the_grace(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("trap '' TERM; echo ready; sleep 1800"), place, "t-deaf", secrets={})
         await until(backend, handle, lambda o: o.log_bytes > 0)
         assert await backend.stop(handle, grace_s=0.3) in {StopResult.STOPPED, StopResult.PENDING}
@@ -327,7 +329,7 @@ class BackendContract(EngineContract):
         assert (await ended(backend, handle)).state is Job.SUCCEEDED
         assert (await backend.logs(handle)).text == "token=***\n"
 
-    async def test_the_manifest_names_files_gaps_and_leavings(self, backend: Backend, place: Place) -> None:
+    async def test_the_manifest_lists_files_missing_and_skipped_paths(self, backend: Backend, place: Place) -> None:
         text = "mkdir -p out/deep; printf abc > out/deep/a; ln -s /etc/passwd out/link; mkfifo out/pipe; printf x > one"
         handle = await backend.submit(shell(text), place, "t-files", secrets={})
         await ended(backend, handle)
@@ -349,7 +351,7 @@ class BackendContract(EngineContract):
             data = b"".join([part async for part in backend.read(handle, artifact, offset)])
             assert data == (b"\0" * 700_000 + b"end")[offset:]
 
-    async def test_nothing_outside_is_ever_read(self, backend: Backend, place: Place) -> None:
+    async def test_files_outside_the_run_folder_are_never_read(self, backend: Backend, place: Place) -> None:
         handle = await backend.submit(shell("ln -s /etc/passwd link; mkfifo pipe"), place, "t-out", secrets={})
         await ended(backend, handle)
         for path in ("../status.json", "/etc/passwd", "link", "none", "pipe"):

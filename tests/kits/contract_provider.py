@@ -139,7 +139,7 @@ class ProviderContract:
         assert known(await rig.provider.get("no-such-instance")) is None
         assert await rig.provider.check() == []
 
-    async def test_two_keys_are_of_two_accounts(self, rig: Rig) -> None:
+    async def test_keys_of_two_accounts_are_distinguished(self, rig: Rig) -> None:
         digests, names = set(), set()
         for which in (0, 1, 0):
             rig.use_account(which)
@@ -166,7 +166,7 @@ class ProviderContract:
         assert known(await rig.provider.find("token-2")) == ()
         assert [i.id for i in known(await rig.provider.list())] == [made.id]
 
-    async def test_the_list_shows_a_machine_as_it_is_by_itself(self, rig: Rig) -> None:
+    async def test_list_and_get_return_the_same_instance(self, rig: Rig) -> None:
         """Polling many machines takes a single list request, unless the list lacks a running machine's address."""
         instance = await self.rent(rig)
         alone, (listed,) = known(await rig.provider.get(instance.id)), known(await rig.provider.list())
@@ -184,7 +184,7 @@ class ProviderContract:
         assert instance.place.instance_id == instance.id
         assert instance.place.run_root.startswith("/")
 
-    async def test_terminate_ends_it_and_says_so_again(self, rig: Rig) -> None:
+    async def test_terminate_ends_the_instance_and_can_be_repeated(self, rig: Rig) -> None:
         instance = await self.rent(rig)
         await self.down(rig, instance.id)
         known(await rig.provider.terminate(instance.id))
@@ -192,7 +192,7 @@ class ProviderContract:
         assert seen is None or (seen.state == InstanceState.GONE and seen.meter is False and seen.place is None)
         assert known(await rig.provider.list()) == ()
 
-    async def test_terminating_one_leaves_the_other(self, rig: Rig) -> None:
+    async def test_terminating_an_instance_leaves_the_other(self, rig: Rig) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         await self.down(rig, one.id)
         assert [i.id for i in known(await rig.provider.list())] == [two.id]
@@ -216,14 +216,14 @@ class ProviderContract:
         again = known(await rig.provider.get(instance.id))
         assert again is not None and again.state == InstanceState.RUNNING
 
-    async def test_start_needs_a_platform_that_can(self, rig: Rig) -> None:
+    async def test_start_is_unsupported_where_stop_is_irreversible(self, rig: Rig) -> None:
         if "stop" in rig.provider.profile.verbs.reversible:
             return
         instance = await self.rent(rig)
         with pytest.raises(NotSupported):
             await rig.provider.start(instance.id)
 
-    async def test_stop_and_start_of_what_is_not_there_are_refused(self, rig: Rig) -> None:
+    async def test_stop_and_start_refuse_a_missing_instance(self, rig: Rig) -> None:
         for verb in (rig.provider.stop, rig.provider.start):
             with pytest.raises((NotFound, NotSupported)):
                 await verb("no-such-instance")
@@ -246,7 +246,7 @@ class ProviderContract:
         desk.ctx.ledger.close()
 
     @pytest.mark.attack("ending", "shows another account, where the machine does not exist")
-    async def test_under_another_accounts_key_nothing_is_concluded_and_nothing_is_sent(self, desk: Desk) -> None:
+    async def test_another_accounts_key_yields_unknown_and_sends_nothing(self, desk: Desk) -> None:
         lease, rig = await desk.rent(), desk.rig
         assert lease.state is Lease.METERING and lease.instance_id
         rig.use_account(1)
@@ -267,7 +267,7 @@ class ProviderContract:
         assert lease.id not in desk.ctx.unseen
 
     @pytest.mark.attack("spending", "loses the answer of a create, then shows another account")
-    async def test_a_request_whose_answer_was_lost_is_not_given_up_under_another_account(self, desk: Desk) -> None:
+    async def test_a_create_with_a_lost_reply_stays_open_under_another_account(self, desk: Desk) -> None:
         rig = desk.rig
         rig.refuse(makes=True)
         rig.blind(now=True)
@@ -282,7 +282,7 @@ class ProviderContract:
         await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
         assert desk.lease.instance_id and len(rig.rented()) == 1
 
-    async def test_a_lease_of_an_old_ledger_is_bound_by_a_sighting_only(self, desk: Desk) -> None:
+    async def test_an_old_lease_is_bound_only_to_an_account_that_shows_it(self, desk: Desk) -> None:
         rig = desk.rig
         made = await self.rent(rig, desk.lease_id)
         subject, intent = f"lease/{desk.lease_id}", {"job": "j1", "platform": rig.platform, "generation": 1}
@@ -304,9 +304,7 @@ class ProviderContract:
         assert all(known(answer) is not None for answer in await desk.looks())
         assert desk.lease.state is Lease.METERING
 
-    async def test_after_the_end_a_replaced_key_tells_something_where_the_platform_names_accounts(
-        self, desk: Desk
-    ) -> None:
+    async def test_a_replaced_key_proves_the_end_only_if_accounts_are_named(self, desk: Desk) -> None:
         lease = await desk.rent()
         assert lease.instance_id
         await self.down(desk.rig, lease.instance_id)
@@ -324,7 +322,7 @@ class ProviderContract:
         assert lease.account.key == desk.rig.provider.key_digest(lease.account.salt) != again
 
     @pytest.mark.attack("ending", "answers 404 for a machine that its list shows")
-    async def test_a_stray_404_ends_nothing_while_the_list_shows_the_instance(self, desk: Desk) -> None:
+    async def test_a_stray_404_never_ends_a_listed_instance(self, desk: Desk) -> None:
         lease, rig = await desk.rent(), desk.rig
         assert lease.instance_id
         rig.stray_404(lease.instance_id)
@@ -332,7 +330,7 @@ class ProviderContract:
             assert known(answer) is not None
         assert desk.lease.state is Lease.METERING
 
-    async def test_gone_is_believed_when_look_up_and_list_agree_twice(self, desk: Desk) -> None:
+    async def test_gone_needs_lookup_and_list_to_agree_twice(self, desk: Desk) -> None:
         lease, rig = await desk.rent(), desk.rig
         assert lease.instance_id
         await self.down(rig, lease.instance_id)
@@ -349,7 +347,7 @@ class ProviderContract:
 
     @pytest.mark.attack("spending", "refuses a create and rents the machine")
     @pytest.mark.parametrize("names", [False, True])
-    async def test_what_a_refused_create_made_is_found(self, desk: Desk, names: bool) -> None:
+    async def test_an_instance_from_a_refused_create_is_found(self, desk: Desk, names: bool) -> None:
         desk.rig.lists_at_once()
         desk.rig.refuse(makes=True, names=names)
         await desk.rent()
@@ -360,14 +358,14 @@ class ProviderContract:
         assert len(desk.rig.rented()) == 1 and desk.lease.instance_id
 
     @pytest.mark.attack("spending", "refuses a create, rents the machine and lists it late")
-    async def test_what_a_refused_create_made_and_lists_show_late_comes_into_sight(self, desk: Desk) -> None:
+    async def test_an_instance_from_a_refused_create_is_found_when_listed_late(self, desk: Desk) -> None:
         desk.rig.refuse(makes=True)
         await desk.rent()
         assert len(desk.rig.rented()) == 1
         (row,) = (await list_instances(desk.ctx)).rows
         assert row.ours and desk.lease.instance_id and desk.lease.state is not Lease.NONE
 
-    async def test_a_refused_create_that_made_nothing_ends_the_job_after_a_second_look(self, desk: Desk) -> None:
+    async def test_a_refused_create_that_made_nothing_fails_the_job_when_rechecked(self, desk: Desk) -> None:
         desk.rig.refuse(makes=False)
         assert (await desk.rent()).state is Lease.UNVERIFIED, "a list may be older than the refusal"
         job = read_job(desk.ctx.ledger, "j1")

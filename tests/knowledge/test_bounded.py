@@ -62,7 +62,7 @@ def filled(fragment: str) -> str:
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=ascii)
-def test_64_000_characters_of_one_thing(work: Work, fragment: str) -> None:
+def test_searching_64_000_repeated_characters_is_bounded(work: Work, fragment: str) -> None:
     assert work.of(filled(fragment)) <= WORK
 
 
@@ -74,13 +74,13 @@ mixed = st.lists(
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mixed)
-def test_64_000_characters_of_anything(work: Work, parts: list[tuple[str, int]]) -> None:
+def test_searching_64_000_mixed_characters_is_bounded(work: Work, parts: list[tuple[str, int]]) -> None:
     query = filled("".join(fragment * times for fragment, times in parts) or " ")
     assert work.of(query) <= WORK
 
 
 @pytest.mark.slow
-def test_a_line_of_every_signature_repeated_is_bounded(work: Work) -> None:
+def test_searching_every_signature_repeated_is_bounded(work: Work) -> None:
     signatures = sorted({s for g in shipped().gotchas.values() for s in g.signatures})
     everything = "\n".join(f"{n} {s * 5}" for n, s in enumerate(signatures))
     for start in range(0, len(everything), MAX_QUERY):
@@ -88,7 +88,7 @@ def test_a_line_of_every_signature_repeated_is_bounded(work: Work) -> None:
 
 
 @given(st.text(alphabet="etaoinsrdgy", min_size=9, max_size=60))
-def test_a_long_word_is_split_as_if_it_were_tried_everywhere(word: str) -> None:
+def test_a_long_word_is_split_like_an_unbounded_search(word: str) -> None:
     """The bound on word length loses no split and no spelling that an unbounded search finds."""
     speller = Speller(["training", "dataset", "rating", "string", "storage", "address", "testing"])
     halves = ((word[:at], words.stem(word[at:])) for at in range(4, len(word) - 3))
@@ -98,7 +98,7 @@ def test_a_long_word_is_split_as_if_it_were_tried_everywhere(word: str) -> None:
 
 
 @pytest.mark.parametrize("second", ["training", "storages", "trainings", "stringing", "addressed"])
-def test_two_known_words_are_split_whatever_their_endings(second: str) -> None:
+def test_two_joined_known_words_are_split_with_any_ending(second: str) -> None:
     speller = Speller(["training", "storage", "string", "address", words.stem(second)])
     assert speller.parts(f"training{second}") == ("training", words.stem(second))
 
@@ -110,13 +110,13 @@ def test_the_beginning_and_the_end_of_many_lines_are_read() -> None:
     assert len(both_ends(middle).splitlines()) == MAX_LINES
 
 
-def test_what_looks_a_text_up_reads_both_ends_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_up_reads_a_bounded_part_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(references, "for_words", lambda text: seen.append(len(text)))
     references.look_up("x" * 4_000_000)
     assert seen and max(seen) <= MAX_QUERY + 1
 
 
-def test_the_weights_of_many_steps_cost_little_each() -> None:
+def test_weighing_many_step_lines_costs_little_per_line() -> None:
     reading = Reading("step 1 loss 2.5\n" * MAX_LINES)
     assert lines_run(lambda: [reading.weight(at) for at in range(MAX_LINES)]) < 100 * MAX_LINES

@@ -44,7 +44,7 @@ def write(tree: Path, text: str, name: str = "page.md") -> Path:
     return tree
 
 
-def test_a_sound_page_is_read_whole(tree: Path) -> None:
+def test_a_valid_page_is_read_completely(tree: Path) -> None:
     gotcha = load(write(tree, FRONT + ENTRY)).gotcha("abc-001")
     assert (gotcha.title, gotcha.page, gotcha.line, gotcha.prose) == ("It breaks", "page.md", AT, "Some prose.")
     assert gotcha.source == ("https://example.org/issue/1",)
@@ -114,7 +114,9 @@ THEIRS = ("source", "verified", "cause", "scope", "secondary")  # fields with an
 
 
 @pytest.mark.parametrize(("text", "line", "value"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
-def test_a_mistake_is_named_with_file_and_line(tree: Path, text: str, line: int, value: str, wording: Wording) -> None:
+def test_a_mistake_is_reported_with_file_and_line(
+    tree: Path, text: str, line: int, value: str, wording: Wording
+) -> None:
     with pytest.raises(BadRequest) as error:
         load(write(tree, text))
     assert f"page.md:{line}: " in str(error.value), str(error.value)
@@ -124,13 +126,13 @@ def test_a_mistake_is_named_with_file_and_line(tree: Path, text: str, line: int,
         wording(error, *([value] if value else []))
 
 
-def test_a_fixed_part_of_three_characters_is_enough_and_fewer_are_not(tree: Path, wording: Wording) -> None:
+def test_a_signature_needs_a_fixed_part_of_three_characters(tree: Path, wording: Wording) -> None:
     assert not read_tree(write(tree, FRONT + ENTRY.replace("RuntimeError: it broke at \\d+", "\\wError: it")))[1]
     problems = read_tree(write(tree, FRONT + ENTRY.replace("it broke at \\d+", "\\d+|Ru")))[1]
     wording(problems[0].message)
 
 
-def test_bytes_that_are_no_text_and_pages_without_end_are_refused(tree: Path) -> None:
+def test_non_text_bytes_and_oversized_pages_are_refused(tree: Path) -> None:
     (tree / "page.md").write_bytes(b"---\ntitle: \xff\n---\n")
     (tree / "sub" / "big.md").write_text(FRONT + "x" * 600_000)
     messages = [str(p) for p in read_tree(tree)[1]]
@@ -143,7 +145,7 @@ def test_all_mistakes_of_a_tree_are_reported_at_once(tree: Path) -> None:
     assert [(p.file, p.line) for p in read_tree(tree)[1]] == [("page.md", 18), ("sub/other.md", 16)]
 
 
-def test_asking_for_what_is_not_there_says_so() -> None:
+def test_an_unknown_entry_or_page_raises_not_found() -> None:
     empty = Catalogue([], [])
     with pytest.raises(NotFound):
         empty.gotcha("ABC-001")
@@ -151,7 +153,7 @@ def test_asking_for_what_is_not_there_says_so() -> None:
         empty.page("nowhere")
 
 
-def test_the_references_are_in_order_and_large_enough() -> None:
+def test_the_references_are_complete_and_large_enough() -> None:
     catalogue = shipped()
     assert len(catalogue.gotchas) >= 230
     wanted = "principles lifecycle preflight monitoring transport spot-resilience multinode parallel-ablation "
@@ -167,7 +169,7 @@ def test_the_references_are_in_order_and_large_enough() -> None:
     }  # fmt: skip
 
 
-def test_titles_and_sentences_are_not_written_twice() -> None:
+def test_titles_and_symptoms_are_unique() -> None:
     gotchas = shipped().gotchas.values()
     for field in ("title", "symptom"):
         seen = [getattr(g, field) for g in gotchas]

@@ -49,14 +49,14 @@ READING = {name: check for name, check in CHECKS.items() if check.reads}
 OUTCOMES = [{"id": "a", "when": "one", "means": "this"}, {"id": "b", "when": "two", "means": "that"}]
 
 
-def test_every_symptom_of_several_causes_has_a_list_and_every_link_resolves() -> None:
+def test_every_ambiguous_symptom_has_a_list_and_every_link_resolves() -> None:
     names = [one.id for one in decision_lists()]
     assert names == ["hang", "loss", "throughput", "memory", "pending", "disk", "download"]
     assert [key for one in decision_lists() for key in one.links if key not in shipped().gotchas] == []
     assert PAGE in shipped().pages
 
 
-def test_every_sign_of_trouble_while_a_job_runs_leads_to_a_list() -> None:
+def test_every_trouble_sign_of_a_running_job_has_a_list() -> None:
     for sign in (Sign.STALL, Sign.SLOWED, Sign.LOSS_SPIKE, Sign.NONFINITE_LOSS, Sign.OOM_KILL, Sign.DISK_FULL):
         assert len(for_signs([sign])) == 1, sign
     assert for_signs([Sign.TIME_LIMIT]) == ()
@@ -79,9 +79,7 @@ def test_every_sign_of_trouble_while_a_job_runs_leads_to_a_list() -> None:
         pytest.param({"outcomes": OUTCOMES[:1]}, id="one outcome"),
     ],
 )
-def test_a_check_that_may_do_more_than_read_or_contradicts_itself_is_refused(
-    change: dict[str, Any], wording: Wording
-) -> None:
+def test_a_check_that_is_not_read_only_or_consistent_is_refused(change: dict[str, Any], wording: Wording) -> None:
     good = {"id": "x", "question": "Is it?", "command": ["df", "/tmp"], "reads": True, "outcomes": OUTCOMES}
     assert Check.model_validate(good).on is Where.MACHINE
     with pytest.raises(ValidationError) as refused:
@@ -139,7 +137,7 @@ SMI = "nvidia-smi: command failed\n"
         ("download/names", "13.33.1.2 huggingface.co\n", 0, "resolves", None),
     ],
 )  # fmt: skip
-def test_what_a_command_printed_decides_the_outcome(
+def test_command_output_decides_the_outcome(
     name: str, text: str, exit_code: int, outcome: str | None, value: float | None
 ) -> None:
     found, number = CHECKS[name].judge(text, exit_code)
@@ -147,7 +145,7 @@ def test_what_a_command_printed_decides_the_outcome(
 
 
 @pytest.mark.parametrize("text", ["\n" * 100_000, " " * 100_000, "1" * 100_000, "1\n\n" * 50_000, "9" * 350 + "%\n"])
-def test_what_a_machine_makes_up_costs_little_and_no_endless_number_decides(text: str) -> None:
+def test_made_up_output_costs_little_and_yields_no_infinite_number(text: str) -> None:
     for name, one in READING.items():
         with counted_lines() as lines:
             _, number = one.judge(text)
@@ -162,7 +160,7 @@ def test_any_output_is_judged_without_failing(name: str, text: str, exit_code: i
 
 
 @pytest.mark.parametrize("name", [n for n, c in READING.items() if c.command[0] in {"df", "cat", "free", "ps"}])
-def test_the_commands_that_every_linux_has_run_and_are_judged_here(name: str, tmp_path: Path) -> None:
+def test_standard_linux_commands_run_and_are_judged(name: str, tmp_path: Path) -> None:
     one = READING[name]
     if one.command[0] == "cat" and not Path(one.command[1]).exists():
         pytest.skip(f"{one.command[1]} doesn't exist here")
@@ -173,7 +171,7 @@ def test_the_commands_that_every_linux_has_run_and_are_judged_here(name: str, tm
 
 
 @pytest.mark.slow
-def test_the_runner_bounds_what_it_runs(tmp_path: Path) -> None:
+def test_the_runner_bounds_its_commands(tmp_path: Path) -> None:
     commands = {
         "missing": ["no-such-program-here"],
         "folder": ["df", "{folder}"],
@@ -191,7 +189,7 @@ def test_the_runner_bounds_what_it_runs(tmp_path: Path) -> None:
         assert call("look", tmp_path, {"commands": wrong})["code"] == "bad_request"
 
 
-def test_a_command_that_runs_on_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slow_command_times_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpuwarden.remote.runner import look as module
 
     monkeypatch.setattr(module, "EACH_S", 0.2)
@@ -237,7 +235,7 @@ async def running(ctx: Context) -> JobRecord:
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_the_reading_checks_of_a_stalled_job_are_made_in_one_call(
+async def test_read_only_checks_of_a_stalled_job_take_one_call(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     job = await running(ctx)
@@ -258,7 +256,7 @@ async def test_the_reading_checks_of_a_stalled_job_are_made_in_one_call(
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_check_job_asks_a_real_machine_only_while_the_job_is_in_trouble(ctx: Context) -> None:
+async def test_check_job_queries_the_machine_only_for_a_troubled_job(ctx: Context) -> None:
     job = await running(ctx)
     healthy = await diagnosed(ctx, job, Observation(state=Job.RUNNING))
     assert healthy.checks == ()
@@ -270,7 +268,7 @@ async def test_check_job_asks_a_real_machine_only_while_the_job_is_in_trouble(ct
     assert made["processes"] != UNKNOWN or shutil.which("ps") is None
 
 
-def test_other_places_are_not_asked() -> None:
+def test_slurm_and_kubernetes_are_not_queried() -> None:
     from gpuwarden.backends.base import Looker
     from gpuwarden.backends.kubernetes import KubernetesBackend
     from gpuwarden.backends.slurm import SlurmBackend
@@ -283,7 +281,7 @@ def test_other_places_are_not_asked() -> None:
 # ------------------------------------------------------------------------------------------------------- display
 
 
-def test_search_and_diagnose_answer_with_the_list_of_a_symptom() -> None:
+def test_search_and_diagnose_return_the_list_for_a_symptom() -> None:
     assert for_words("my training is stuck at 100 % GPU") is for_words("程序卡死了") is decision_lists()[0]
     assert for_words("the loss becomes smaller") is None and for_words("unhangs") is None
     found = look_up("training hangs at 100 % GPU utilisation").decision
@@ -294,7 +292,7 @@ def test_search_and_diagnose_answer_with_the_list_of_a_symptom() -> None:
     assert reply.diagnoses[0].id == "DIST-025" and reply.decision is not None and reply.decision.id == "hang"
 
 
-def test_a_list_is_rendered_with_commands_that_can_be_pasted(wording: Wording) -> None:
+def test_a_list_is_rendered_with_pasteable_commands(wording: Wording) -> None:
     reply = decision_reply(for_entries(["CKPT-004"]))
     assert reply is not None
     text = "\n".join(steps_of(reply))

@@ -51,7 +51,7 @@ def raised(text: str) -> tuple[str, str]:
     return found.type, found.message
 
 
-def test_the_chain_the_frame_its_package_and_the_progress_are_read() -> None:
+def test_the_chain_frame_package_and_progress_are_read() -> None:
     failure = read_failure(CHAIN)
     assert failure.outcome is Outcome.FAILED
     assert failure.exception is not None
@@ -63,7 +63,7 @@ def test_the_chain_the_frame_its_package_and_the_progress_are_read() -> None:
     assert failure.query == "RuntimeError: the step was not made torch"
 
 
-def test_interleaved_ranks_are_taken_apart() -> None:
+def test_interleaved_ranks_are_separated() -> None:
     one, two = of_rank(0, CHAIN), of_rank(1, CHAIN.replace("FP16", "FP32"))
     mixed = "\n".join(line for pair in zip(one, two, strict=True) for line in pair)
     failure = read_failure(mixed)
@@ -97,11 +97,11 @@ def test_a_launchers_prefix_does_not_hide_a_traceback(prefix: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_other_shapes_of_an_exception_are_read(text: str, kind: str) -> None:
+def test_other_exception_formats_are_read(text: str, kind: str) -> None:
     assert raised(text)[0] == kind
 
 
-def test_an_error_that_the_run_trained_on_after_is_recovered_from_and_never_likely() -> None:
+def test_an_error_followed_by_training_is_recovered_and_never_likely() -> None:
     text = f"{CHAIN}step 11/100 loss 1.20\nstep 12/100 loss 1.19\n"
     failure = read_failure(text)
     assert failure.outcome is Outcome.RUNNING and failure.exception is None
@@ -125,19 +125,19 @@ def test_steps_of_another_rank_are_not_a_recovery() -> None:
         "2024-05-02 10:46:41 DEBUG data: what do we do if it fails? [SEP] I can ask",
     ],
 )
-def test_what_a_sample_asks_in_a_line_of_a_logger_is_nobodys_question(sample: str) -> None:
+def test_a_question_in_a_logged_sample_is_not_the_users(sample: str) -> None:
     log = "\n".join(["INFO:absl:Writing example 0 of 131884", sample, *(["INFO:absl:input_ids: 101 5982 0"] * 6)])
     assert Reading(log).failure.is_log
     assert diagnose_log(log).code == "nothing_failed"
     assert search(shipped(), log) == ()
 
 
-def test_a_person_who_pastes_lines_of_a_logger_still_asks() -> None:
+def test_a_user_question_before_logger_lines_is_not_a_log() -> None:
     asked = "I get no progress after this, why?\nINFO:absl:Writing example 0 of 131884\nINFO:absl:input_ids: 101 0"
     assert not Reading(asked).failure.is_log
 
 
-def test_a_warning_counts_only_where_nothing_failed_harder() -> None:
+def test_a_warning_counts_only_without_a_worse_failure() -> None:
     warning = "UserWarning: os.fork() was called. No space left on device\n"
     assert {found.id for found in diagnose(shipped(), f"{warning}{SCALE}\n")} == {"PREC-005"}
     assert {found.certainty for found in diagnose(shipped(), warning)} == {"possible"}
@@ -157,7 +157,7 @@ def test_a_message_that_a_terminal_wrapped_is_matched_as_one() -> None:
         ("step 1\nstep 2", 127, ("UNI-053", "possible")),
     ],
 )
-def test_what_a_shell_says_comes_before_its_exit_code(log: str, code: int, want: tuple[str, str]) -> None:
+def test_a_shell_message_comes_before_its_exit_code(log: str, code: int, want: tuple[str, str]) -> None:
     first, *_ = diagnose(shipped(), log, exit_code=code)
     assert (first.id, first.certainty) == want
 
@@ -168,7 +168,7 @@ def test_the_exit_code_and_the_signal_are_read_from_the_log() -> None:
     assert read_failure("step 1\n", 139).signal == "SIGSEGV"
 
 
-def test_lines_of_the_device_and_the_kernel_are_named() -> None:
+def test_device_and_kernel_lines_are_collected() -> None:
     lines = [
         "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus",
         "Memory cgroup out of memory: Killed process 7",
@@ -190,7 +190,7 @@ def test_lines_of_the_device_and_the_kernel_are_named() -> None:
         ("No module named 'transformers.modeling_layers'", ("module", "", "transformers.modeling_layers")),
     ],
 )  # fmt: skip
-def test_a_name_that_a_release_lacks_is_parsed(message: str, want: tuple[str, str, str]) -> None:
+def test_a_name_missing_from_a_release_is_parsed(message: str, want: tuple[str, str, str]) -> None:
     found = gone(message)
     assert found is not None and (found.kind, found.owner, found.name) == want
 
@@ -198,12 +198,12 @@ def test_a_name_that_a_release_lacks_is_parsed(message: str, want: tuple[str, st
 # ------------------------------------------------------------------------------------------------- recorded logs
 
 
-def test_there_are_enough_logs_of_real_runs_that_succeed() -> None:
+def test_there_are_enough_logs_of_successful_real_runs() -> None:
     assert sum(path.stem.startswith(("run_", "real_")) for path in HEALTHY) >= 40
 
 
 @pytest.mark.parametrize("path", HEALTHY, ids=lambda p: p.stem)
-def test_a_healthy_log_gets_no_entry(path: Path) -> None:
+def test_a_healthy_log_matches_no_entry(path: Path) -> None:
     text = path.read_bytes().decode()
     assert diagnose(shipped(), text, failed=None, limit=50) == ()
     reply = diagnose_log(text)
@@ -216,7 +216,7 @@ TASKS = [f"# TASK 0 EVALUATION AFTER TASK {n}\nAverage Loss: 3.{n}, Accuracy: 0.
 
 
 @pytest.mark.parametrize("lines", [["=== Epoch 1/8 ===", *ANSWERS, "=== Epoch 2/8 ==="], TASKS])
-def test_what_a_model_answers_and_headings_of_a_table_are_nobody_s_question(lines: list[str]) -> None:
+def test_model_answers_and_table_headings_get_no_hits(lines: list[str]) -> None:
     assert search(shipped(), "\n".join(lines)) == ()
 
 
@@ -227,7 +227,7 @@ def test_a_failed_log_is_read_as_failed(path: Path) -> None:
     assert failure.exception is not None or path.stem.startswith("PREC-01")
 
 
-def test_values_are_read_as_the_installed_trainer_prints_them() -> None:
+def test_values_quoted_by_the_installed_trainer_are_read() -> None:
     """transformers 5.23 prints values in quotes. The lines are from fresh logs, with their numbers replaced."""
     lines = [line for line in (LOGS / "healthy" / "run_trainer_plain.log").read_text().splitlines() if "'loss'" in line]
     assert len(lines) >= 3 and "'loss': '" in lines[0]
@@ -241,7 +241,7 @@ def test_values_are_read_as_the_installed_trainer_prints_them() -> None:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=2_000) | st.lists(st.sampled_from(CHAIN.splitlines()), max_size=60).map("\n".join))
-def test_any_text_has_a_failure(text: str) -> None:
+def test_any_text_gives_a_consistent_reading(text: str) -> None:
     reading = Reading(text)
     assert all(reading.weight(at) in Weight for at in range(len(reading.lines)))
     numbers = [line.number for line in reading.lines]
@@ -262,7 +262,7 @@ class Endless(io.RawIOBase):
         return (line * (size // len(line) + 1))[:size]
 
 
-def test_a_long_file_takes_work_in_proportion_and_bounded_memory() -> None:
+def test_a_long_file_takes_proportional_work_and_bounded_memory() -> None:
     def lines(chunks: int) -> int:
         return lines_run(lambda: texts.append(read_log(Endless(chunks * CHUNK))))  # type: ignore[arg-type]
 
@@ -280,7 +280,7 @@ def test_a_failure_in_the_middle_of_a_long_file_is_found_at_its_line() -> None:
     assert at == [60_000 + 5]
 
 
-def test_64_000_characters_of_anything_take_work_in_proportion() -> None:
+def test_64_000_arbitrary_characters_take_proportional_work() -> None:
     rng = random.Random(3)
     pieces = [
         "Traceback (most recent call last):\n",

@@ -139,7 +139,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-async def test_a_job_that_fails_is_diagnosed(jobs: Jobs, case: Case) -> None:
+async def test_a_failed_job_is_diagnosed(jobs: Jobs, case: Case) -> None:
     reply = await jobs.ended(**case.spec)
     told(reply, case.want, case.shown, sure=case.sure)
 
@@ -155,14 +155,14 @@ async def test_a_script_with_windows_line_ends(jobs: Jobs, tmp_path: Path, shell
     told(await jobs.ended(command=[shell, str(tmp_path / "train.sh")]), "UNI-026", "\\r|set: -|do|unexpected")
 
 
-async def test_an_interpreter_line_that_ends_in_a_carriage_return(jobs: Jobs, tmp_path: Path) -> None:
+async def test_a_shebang_ending_in_a_carriage_return_is_diagnosed(jobs: Jobs, tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_bytes(b"#!/bin/bash\r\necho hello\r\n")
     file.chmod(0o755)
     told(await jobs.ended(command=["bash", "-c", str(file)]), "UNI-026", "interpreter|required file not found")
 
 
-async def test_the_port_is_taken(jobs: Jobs) -> None:
+async def test_a_taken_port_is_diagnosed(jobs: Jobs) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -180,7 +180,7 @@ for n in range(9999):
 """
 
 
-async def test_a_small_disk_fills_up(jobs: Jobs, tmp_path: Path) -> None:
+async def test_a_full_disk_is_diagnosed(jobs: Jobs, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "1m", 4096) as disk:
         if disk:
             reply = await jobs.ended(script=script(FILL), args=[str(disk)], outputs=[str(disk)])
@@ -192,7 +192,7 @@ async def test_a_small_disk_fills_up(jobs: Jobs, tmp_path: Path) -> None:
     told(await jobs.ended(command=command), "CKPT-004", "No space left on device", sure=False)
 
 
-async def test_a_disk_runs_out_of_inodes(jobs: Jobs, tmp_path: Path) -> None:
+async def test_exhausted_inodes_are_diagnosed(jobs: Jobs, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "8m", 40) as disk:
         need("permission to mount a small file system, or another way", disk is not None or bool(inode_ways(tmp_path)))
         if disk:
@@ -213,9 +213,7 @@ def inode_ways(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("way", ["namespace", "seccomp"])
-async def test_inodes_that_the_runner_can_not_count_leave_two_possible_causes(
-    jobs: Jobs, tmp_path: Path, way: str
-) -> None:
+async def test_uncountable_inodes_leave_two_possible_causes(jobs: Jobs, tmp_path: Path, way: str) -> None:
     ways = inode_ways(tmp_path)
     need("any way to run out of inodes", bool(ways))
     if way not in ways:
@@ -240,7 +238,7 @@ while True:
 """
 
 
-async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
+async def test_a_kernel_out_of_memory_kill_is_diagnosed(jobs: Jobs) -> None:
     with memory_group(48 << 20) as group:
         reply = await jobs.ended(script=script(GROW), args=[str(group)] if group else [])
         if group:
@@ -249,13 +247,13 @@ async def test_the_kernel_kills_for_memory(jobs: Jobs) -> None:
             told(reply, "OOM-004", "observed: exit code 137", sure=False)
 
 
-async def test_asked_to_end_from_outside_is_no_failure_of_memory(jobs: Jobs) -> None:
+async def test_an_external_sigterm_is_not_diagnosed_as_out_of_memory(jobs: Jobs) -> None:
     code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     reply = await jobs.ended(script=script(code), max_restarts=0)
     assert reply["state"] == "failed" and not reply.get("diagnoses"), reply
 
 
-async def test_our_own_time_limit(jobs: Jobs) -> None:
+async def test_reaching_our_time_limit_is_diagnosed(jobs: Jobs) -> None:
     reply = await jobs.ended(script=script("import time\ntime.sleep(60)\n"), timeout_s=1)
     told(reply, "UNI-073", "observed: the job ended: the time limit of 1 s was reached")
 
@@ -273,7 +271,7 @@ with open(sys.argv[1] + "/checkpoint.pkl", "wb", buffering=0) as file:
     told(await jobs.ended(script=script(resume), args=[str(tmp_path)]), "CKPT-002", "truncated|Ran out of input")
 
 
-async def test_job_and_supervisor_are_gone_without_a_word(jobs: Jobs) -> None:
+async def test_a_silent_loss_of_job_and_supervisor_is_diagnosed(jobs: Jobs) -> None:
     job_id = await jobs.start(script=script("import time\nprint('step 1', flush=True)\ntime.sleep(60)\n"))
     status = json.loads((jobs.folder(job_id) / "status.json").read_text())
     for pid in (status["pid"], status["child_pid"]):
@@ -292,7 +290,7 @@ for step in range(30): put(step, loss=2.0 - step / 100, grad_norm=1.0)
 """
 
 
-async def test_a_loss_that_is_not_a_number_in_the_metrics_alone(jobs: Jobs) -> None:
+async def test_a_nan_loss_seen_only_in_the_metrics_is_diagnosed(jobs: Jobs) -> None:
     job_id = await jobs.start(script=script(METRICS + "put(30, loss=float('nan'))\ntime.sleep(60)\n"))
     reply = await jobs.until(job_id, step=30)
     assert reply["state"] == "running" and "nan" not in reply["log"].lower()
@@ -301,7 +299,7 @@ async def test_a_loss_that_is_not_a_number_in_the_metrics_alone(jobs: Jobs) -> N
     assert not (await jobs.until(job_id)).get("diagnoses")
 
 
-async def test_a_run_that_succeeds_with_nan_is_told_so_and_nothing_else(jobs: Jobs) -> None:
+async def test_a_successful_run_with_a_nonfinite_loss_gets_only_that_diagnosis(jobs: Jobs) -> None:
     code = METRICS + "put(30, loss=float('inf'))\nprint('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
     reply = await jobs.ended(script=script(code))
     assert reply["state"] == "succeeded"
@@ -314,7 +312,7 @@ async def test_a_hidden_nan_shows_in_the_gradient_norm(jobs: Jobs) -> None:
     told(reply, "PREC-012", "grad_norm is not finite at step 30", sure=False)
 
 
-async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
+async def test_a_lasting_loss_jump_is_diagnosed(jobs: Jobs) -> None:
     code = METRICS + "for step in range(30, 60): put(step, loss=40.0 + step)\ntime.sleep(60)\n"
     job_id = await jobs.start(script=script(code))
     reply = await jobs.until(job_id, step=59)
@@ -322,7 +320,7 @@ async def test_a_loss_that_jumps_and_stays(jobs: Jobs) -> None:
     await jobs.call("cancel_job", job_id=job_id)
 
 
-async def test_a_run_that_hangs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_run_is_diagnosed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(*args: Any) -> launch.Launch:
         ready = prepare(*args)
         ready.spec["stall_s"] = 0.3

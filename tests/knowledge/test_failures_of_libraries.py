@@ -53,12 +53,12 @@ def forks(jobs: Jobs) -> Iterator[list[str]]:
         serving.communicate()
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_failing_programs() -> None:
     assert len(PROGRAMS) >= 70
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.stem)
-async def test_a_library_that_fails_is_diagnosed(jobs: Jobs, forks: list[str], program: Path) -> None:
+async def test_a_library_failure_is_diagnosed(jobs: Jobs, forks: list[str], program: Path) -> None:
     want = program.stem.partition("--")[0]
     plain = command_of(program)
     command = plain if len(plain) > 2 or program.stem in ALONE else [*forks, str(program)]
@@ -103,7 +103,7 @@ async def test_the_kernel_kills_a_loader_worker_for_memory(jobs: Jobs) -> None:
     assert "OOM-004" in {d["id"] for d in reply["diagnoses"]}, "what the kernel did was observed"
 
 
-async def test_shared_memory_is_too_small(jobs: Jobs) -> None:
+async def test_too_little_shared_memory_is_diagnosed(jobs: Jobs) -> None:
     inside = in_namespace(Path("/dev/shm"), "64k", 100)
     if inside is None:
         pytest.skip("this machine refuses a small /dev/shm of a job's own; the recorded line stands for it")

@@ -29,7 +29,7 @@ verified: {month}
 """
 
 
-def test_months_are_counted_over_years() -> None:
+def test_ages_in_months_span_years() -> None:
     assert [age(m, TODAY) for m in ("2026-11", "2026-05", "2025-11", "2027-01")] == [0, 6, 12, -2]
 
 
@@ -43,7 +43,7 @@ def issues(tree: Path, *more: str, months: int = 6) -> list[Issue]:
     return check(tree / "references", today=TODAY, months=months, more=tuple(tree / name for name in more))
 
 
-def test_old_facts_about_money_come_first(tree: Path, wording: Wording) -> None:
+def test_stale_billing_facts_come_first(tree: Path, wording: Wording) -> None:
     facts = [("torch", "2026-04"), ("torch, billing", "2026-03"), ("torch", "2026-05")]
     body = "".join(ENTRY.format(n=n, scope=scope, month=month) for n, (scope, month) in enumerate(facts, 1))
     (tree / "references" / "a.md").write_text(PAGE.format("prefix: ABC\n", body))
@@ -56,7 +56,7 @@ def test_old_facts_about_money_come_first(tree: Path, wording: Wording) -> None:
     assert issues(tree, months=12) == []
 
 
-def test_stamps_of_profiles_are_read_and_those_about_the_meter_are_urgent(tree: Path) -> None:
+def test_profile_stamps_are_read_and_stale_meter_stamps_are_urgent(tree: Path) -> None:
     (tree / "profiles").mkdir()
     stamp = "verified: 2025-01"
     text = f"---\nid: x\nmeter:\n  {stamp}\nlogin:\n  {stamp}\nstorage:\n  - tier: disk\n    {stamp}\n---\n"
@@ -66,7 +66,7 @@ def test_stamps_of_profiles_are_read_and_those_about_the_meter_are_urgent(tree: 
     assert about == [(True, "meter"), (True, "storage.disk"), (False, "login")]
 
 
-def test_pages_need_sources_and_references_must_lead_somewhere(tree: Path) -> None:
+def test_pages_need_sources_and_references_must_resolve(tree: Path) -> None:
     text = "See ABC-001 and ABC-009, [here](b.md), [there](c.md), `b.md` and `d.md`.\n"
     text += "```\nABC-777 in code\n```\nXYZ-001\n"
     (tree / "references" / "b.md").write_text(PAGE.format("", text))
@@ -83,7 +83,7 @@ def test_pages_need_sources_and_references_must_lead_somewhere(tree: Path) -> No
     ]
 
 
-def test_a_signature_that_no_example_exercises_is_reported(tree: Path, wording: Wording) -> None:
+def test_a_signature_without_a_matching_example_is_reported(tree: Path, wording: Wording) -> None:
     entry = ENTRY.format(n=1, scope="any", month="2026-11").replace("cause:", "signatures: ['never seen']\ncause:")
     (tree / "references" / "a.md").write_text(PAGE.format("prefix: ABC\n", entry))
     [found] = issues(tree)
@@ -91,7 +91,7 @@ def test_a_signature_that_no_example_exercises_is_reported(tree: Path, wording: 
     wording(found.message)
 
 
-def test_a_file_that_can_not_be_read_is_an_issue_and_no_end(tree: Path) -> None:
+def test_an_unreadable_file_is_reported_as_an_issue(tree: Path) -> None:
     (tree / "profiles").mkdir()
     (tree / "profiles" / "x.md").write_text("---\na: 1\na: 2\n---\n")
     assert [i.kind for i in issues(tree, "profiles")] == ["broken"]
@@ -101,7 +101,7 @@ def test_the_shipped_knowledge_is_fresh_today() -> None:
     assert check(data_dir("references"), today=TODAY, more=(data_dir("profiles"), data_dir("skills"))) == []
 
 
-def test_the_table_of_intervals_is_reckoned_right() -> None:
+def test_the_interval_table_is_calculated_correctly() -> None:
     rows = [
         line.strip("| ").split(" | ")
         for line in shipped().page("spot-resilience").body.splitlines()

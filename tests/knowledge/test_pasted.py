@@ -33,7 +33,7 @@ ValueError: loss is not finite
 """
 
 
-def test_what_the_person_says_and_the_error_are_kept() -> None:
+def test_the_users_description_and_the_error_are_kept() -> None:
     assert gist(REPORT).splitlines() == [
         "Loss turns into nan after two hours",
         "I train a small model and after some time the loss is nan and never comes back.",
@@ -50,11 +50,11 @@ def test_what_the_person_says_and_the_error_are_kept() -> None:
         "--flag one \\\n--other two \\\n--third\n--fourth\n",
     ],
 )
-def test_a_text_of_few_words_or_of_code_alone_stays(text: str) -> None:
+def test_a_short_or_code_only_text_is_unchanged(text: str) -> None:
     assert gist(text) == text
 
 
-def test_of_a_long_report_the_beginning_and_the_error_are_read() -> None:
+def test_the_start_and_the_error_of_a_long_report_are_kept() -> None:
     talk = "".join(f"Something else that I tried was number {n} of many.\n" for n in range(400))
     text = f"The run stops\n{talk}ValueError: Attempting to unscale FP16 gradients.\n"
     short = gist(text)
@@ -71,7 +71,7 @@ def test_an_error_at_either_end_of_a_text_beyond_all_bounds_is_found(at: str) ->
     assert search(shipped(), text)[0].id == "PREC-005"
 
 
-def test_a_follow_up_line_gives_way_to_what_the_words_say() -> None:
+def test_a_described_symptom_outranks_a_follow_up_line() -> None:
     summary = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
     assert search(shipped(), summary)[0].id == "DIST-027"
     told = f"Loss is nan, stopping training\nAfter some steps the loss becomes NaN and the run stops.\n{summary}\n"
@@ -80,7 +80,7 @@ def test_a_follow_up_line_gives_way_to_what_the_words_say() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=2_000))
-def test_any_text_has_a_gist_no_longer_than_the_bound_or_itself(text: str) -> None:
+def test_a_gist_never_exceeds_its_bound_or_the_text_length(text: str) -> None:
     assert len(gist(text)) <= max(len(text), MOST)
 
 

@@ -28,7 +28,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def test_a_draft_is_an_entry_that_the_loader_takes(tmp_path: Path) -> None:
+def test_a_draft_loads_as_an_entry(tmp_path: Path) -> None:
     made = draft(shipped(), "training/throughput", "Lanes lose sync", FIELDS, (LINE,), MET)
     assert made.page == "training/throughput.md"
     assert made.known == ()
@@ -40,7 +40,7 @@ def test_a_draft_is_an_entry_that_the_loader_takes(tmp_path: Path) -> None:
     assert [d.id for d in diagnose(load(tmp_path), other)] == [gotcha.id]
 
 
-def test_lines_that_are_known_already_are_said() -> None:
+def test_already_known_lines_are_reported() -> None:
     lines = ("ValueError: Attempting to unscale FP16 gradients.",)
     assert draft(shipped(), "training/throughput", "Again", FIELDS, lines, MET).known == ("PREC-005",)
 
@@ -54,36 +54,36 @@ def test_lines_that_are_known_already_are_said() -> None:
     ],
     ids=["no cause", "not seen twice", "of one person"],
 )
-def test_below_the_bar_there_is_no_draft(bar: Bar, wording: Wording) -> None:
+def test_a_proposal_below_the_bar_is_refused(bar: Bar, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         draft(shipped(), "training/throughput", "T", FIELDS, (LINE,), bar)
     wording(refused)
 
 
 @pytest.mark.parametrize("change", [{"source": "hearsay"}, {"verified": "soon"}, {"scope": []}, {"colour": "red"}])
-def test_a_draft_that_the_loader_would_refuse_is_refused(change: dict[str, Any]) -> None:
+def test_an_unloadable_draft_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         draft(shipped(), "training/throughput", "T", {**FIELDS, **change}, (LINE,), MET)
 
 
 @pytest.mark.parametrize("line", ["12 34 56 a", "KeyError: 'abc'", "'x'", "."])
-def test_a_line_without_fixed_words_is_no_signature(line: str) -> None:
+def test_a_line_without_fixed_words_is_refused(line: str) -> None:
     with pytest.raises(BadRequest):
         draft(shipped(), "training/throughput", "T", FIELDS, (line,), MET)
 
 
-def test_a_page_without_entries_takes_none(wording: Wording) -> None:
+def test_a_page_without_entries_accepts_no_draft(wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         draft(shipped(), "principles", "T", FIELDS, (LINE,), MET)
     wording(refused, "principles")
 
 
-def test_nothing_is_written() -> None:
+def test_drafting_writes_nothing() -> None:
     before = {path: path.stat().st_mtime_ns for path in data_dir("references").rglob("*.md")}
     draft(shipped(), "training/throughput", "Lanes lose sync", FIELDS, (LINE,), MET)
     assert {path: path.stat().st_mtime_ns for path in data_dir("references").rglob("*.md")} == before
 
 
 @given(st.text(min_size=1, max_size=300).filter(lambda t: "\n" not in t and t.strip()))
-def test_a_signature_matches_the_line_it_came_from(line: str) -> None:
+def test_a_signature_matches_its_source_line(line: str) -> None:
     assert re.search(signature_for(line), line.strip())

@@ -70,7 +70,7 @@ def test_the_corpus_is_large_and_mixed_and_names_real_entries() -> None:
         assert want in shipped().gotchas or want in shipped().pages, want
 
 
-def test_no_query_was_copied_into_an_entry() -> None:
+def test_entries_contain_no_copied_query() -> None:
     texts = [" . ".join((g.title, g.symptom, *g.aliases)).lower() for g in shipped().gotchas.values()]
     words = "\n".join(texts)
     ours = [r["query"] for r in queries() if r["kind"] in {"plain", "zh", "typo"}]
@@ -81,7 +81,7 @@ def test_no_query_was_copied_into_an_entry() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held", [False, True], ids=["open part", "held-out part"])
-def test_the_right_entry_comes_first(held: bool) -> None:
+def test_the_right_entry_usually_comes_first(held: bool) -> None:
     first, three = shares([row for row in queries() if row["want"] and row["held"] is held])
     assert first >= 0.80, first
     assert three >= 0.92, three
@@ -106,7 +106,7 @@ REPORTS = CORPUS / "reports"
 
 
 @pytest.mark.parametrize("path", sorted(REPORTS.glob("*.jsonl")), ids=lambda p: p.stem)
-def test_a_file_of_reports_is_well_formed_and_drawn_outside_the_references(path: Path) -> None:
+def test_reports_are_well_formed_and_not_taken_from_the_references(path: Path) -> None:
     rows = score_reports.read(path)
     sources = {source for gotcha in shipped().gotchas.values() for source in gotcha.source}
     assert not {row.address.partition("#")[0] for row in rows} & sources
@@ -114,7 +114,7 @@ def test_a_file_of_reports_is_well_formed_and_drawn_outside_the_references(path:
 
 
 @pytest.mark.slow
-def test_open_reports_find_their_entry_and_give_signatures_their_records() -> None:
+def test_open_reports_find_their_entry_and_match_the_track_records() -> None:
     found = []
     for path in sorted(REPORTS.glob("open-*.jsonl")):
         rows = list(score_reports.answers(score_reports.read(path)))
@@ -128,14 +128,14 @@ def test_open_reports_find_their_entry_and_give_signatures_their_records() -> No
     assert score_reports.records(found) == records()
 
 
-def test_the_counts_of_entries_are_those_of_the_open_reports() -> None:
+def test_entry_counts_match_the_open_reports() -> None:
     files = sorted(REPORTS.glob("open-*.jsonl"))
     counted = score_reports.frequencies(report for path in files for report in score_reports.read(path))
     assert dict(counted) == frequencies()
     assert set(counted) <= set(shipped().gotchas)
 
 
-def test_a_signature_is_trusted_by_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signatures_track_record_decides_its_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     own, runtime = ("OOM-001", "CUDA out of memory"), ("HUB-040", "ModuleNotFoundError: No module named")
     assert runtime in runtime_wordings()
     assert own not in runtime_wordings()
@@ -149,7 +149,7 @@ def test_a_signature_is_trusted_by_its_record(monkeypatch: pytest.MonkeyPatch) -
         assert found == trust[key]
 
 
-def test_words_that_python_prints_for_any_program_are_listed() -> None:
+def test_generic_python_error_wordings_are_listed() -> None:
     for entry, signature in runtime_wordings():
         assert signature in shipped().gotchas[entry].signatures, (entry, signature)
     for wrong in (lambda: __import__("no_such"), lambda: Path("/no/such").read_text(), lambda: b"\xff".decode()):
@@ -159,26 +159,26 @@ def test_words_that_python_prints_for_any_program_are_listed() -> None:
         assert any(entry == hit.id for entry, _ in runtime_wordings()), error
 
 
-def test_other_subjects_get_no_answer() -> None:
+def test_unrelated_queries_rarely_get_an_answer() -> None:
     rows = [row for row in queries() if not row["want"]]
     answered = [row["query"] for row in rows if search(shipped(), row["query"])]
     assert len(answered) <= len(rows) // 10, answered
 
 
 @pytest.mark.parametrize("query", ["", "   ", "the of and", "?!", "\x00", "。。。", "a" * 100_000])
-def test_a_query_that_says_nothing_gets_nothing(query: str) -> None:
+def test_a_query_without_content_gets_no_hits(query: str) -> None:
     assert search(shipped(), query) == ()
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.text(max_size=300), st.integers(1, 8))
-def test_any_text_can_be_asked(query: str, limit: int) -> None:
+def test_any_text_can_be_searched(query: str, limit: int) -> None:
     hits = search(shipped(), query, limit)
     assert len(hits) <= limit
     assert len({hit.id for hit in hits}) == len(hits)
 
 
-def test_a_log_line_is_answered_with_the_line_as_evidence() -> None:
+def test_a_hit_for_a_log_line_quotes_it_as_evidence() -> None:
     [hit, *_] = search(shipped(), "RuntimeError: DataLoader worker (pid 3) is killed by signal: Bus error.")
     assert (hit.id, hit.how) == ("DATA-015", "signature")
     assert hit.lines[0].number == 1
@@ -192,12 +192,12 @@ def test_a_log_line_is_answered_with_the_line_as_evidence() -> None:
         ("AttributeError: type object 'Trainer' has no attribute 'from_argparse_args'", "STK-042"),
     ],
 )
-def test_a_name_that_only_some_releases_have_leads_to_the_entry_about_releases(line: str, want: str) -> None:
+def test_a_release_dependent_name_finds_the_release_entry(line: str, want: str) -> None:
     hit = search(shipped(), line)[0]
     assert (hit.id, hit.how, hit.lines[0].text) == (want, "signature", line)
 
 
-def test_a_bare_assertion_is_read_by_its_line_of_code() -> None:
+def test_a_bare_assertion_is_matched_by_its_source_line() -> None:
     log = """
 -- Process 0 terminated with the following error:
 Traceback (most recent call last):
@@ -237,7 +237,7 @@ AssertionError
         ),
     ],
 )
-def test_a_line_with_several_causes_is_only_possible(line: str, want: str, certainty: str) -> None:
+def test_a_lines_certainty_depends_on_its_possible_causes(line: str, want: str, certainty: str) -> None:
     hit = search(shipped(), line)[0]
     assert (hit.id, hit.certainty) == (want, certainty)
 
@@ -252,11 +252,11 @@ def test_a_line_with_several_causes_is_only_possible(line: str, want: str, certa
         ),
     ],
 )
-def test_a_few_lines_without_a_step_are_what_somebody_picked_out(lines: str, want: str) -> None:
+def test_a_short_excerpt_without_a_step_finds_its_entry(lines: str, want: str) -> None:
     assert search(shipped(), lines)[0].id == want
 
 
-def test_a_run_whose_evaluation_is_nan_is_not_called_healthy() -> None:
+def test_a_run_with_a_nan_evaluation_is_not_healthy() -> None:
     steps = [f"{{'loss': 1.{n}, 'epoch': 0.{n}}}" for n in range(1, 6)]
     assert search(shipped(), "\n".join(steps)) == ()
     steps.insert(3, "{'eval_loss': nan, 'epoch': 0.3}")
@@ -268,7 +268,7 @@ def test_lines_of_code_above_an_exception_are_not_searched() -> None:
     assert search(shipped(), log)[0].id == "FMT-005"
 
 
-def test_the_calls_of_a_traceback_say_what_its_message_leaves_out() -> None:
+def test_traceback_calls_supplement_a_vague_message() -> None:
     log = """
 Traceback (most recent call last):
   File "/venv/lib/python3.11/site-packages/urllib3/connectionpool.py", line 700, in urlopen
@@ -290,7 +290,7 @@ OSError: 0
         ("全参微调 13B 四张卡还是超出显存", "OOM-014"),
     ],
 )
-def test_symptoms_in_chinese_words_find_their_entry(query: str, want: str) -> None:
+def test_chinese_symptoms_find_their_entry(query: str, want: str) -> None:
     assert want in [hit.id for hit in search(shipped(), query, 3)]
 
 

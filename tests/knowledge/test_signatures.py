@@ -54,7 +54,7 @@ def test_every_match_contains_the_literal(gotcha: object, signature: str) -> Non
 
 
 @pytest.mark.slow
-def test_every_signature_ends_on_hostile_lines_beyond_the_greatest_length() -> None:
+def test_every_signature_terminates_on_oversized_hostile_lines() -> None:
     """Together they take seconds; one signature with cubic cost in a line's length would take an hour."""
     for _, signature in PAIRS:
         regex = compiled_signature(signature)
@@ -67,13 +67,13 @@ def test_every_signature_ends_on_hostile_lines_beyond_the_greatest_length() -> N
     "bad",
     ["(a+)+b and", "(?:ab*)*cde", "x.*yyy", "(?!no)yes", "(abc)\\1", "a{2,}(b|c)+ddd", "abc.{0,9999}d", r"\w+ failed"],
 )
-def test_dangerous_forms_are_refused(bad: str) -> None:
+def test_dangerous_patterns_are_refused(bad: str) -> None:
     assert complaint(bad) is not None
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="abc()[]{}|.*+?\\^$:!=,0123456789 -", max_size=40), st.text(alphabet="abc 012", max_size=60))
-def test_a_literal_is_in_every_match_of_any_accepted_pattern(pattern: str, line: str) -> None:
+def test_every_match_of_an_accepted_pattern_contains_its_literal(pattern: str, line: str) -> None:
     if complaint(pattern) is None:
         match = compiled_signature(pattern).search(line)
         assert match is None or literal_of(pattern) in match.group().lower()
@@ -88,7 +88,7 @@ def test_any_text_can_be_diagnosed(log: str, code: int | None) -> None:
 
 
 @pytest.mark.prove
-def test_a_flood_of_log_costs_no_more_than_its_limit_and_its_end_counts() -> None:
+def test_a_flooded_log_has_bounded_cost_and_its_end_counts() -> None:
     rng = random.Random(7)
     noise = "".join(f"step {n} CUDA worker loss {rng.random():.6f} Error none\n" for n in range(60_000))
     assert len(noise) > 2 * MAX_LOG
@@ -99,7 +99,7 @@ def test_a_flood_of_log_costs_no_more_than_its_limit_and_its_end_counts() -> Non
     assert found.lines[0].number == 60_001
 
 
-def test_of_a_line_without_end_both_ends_are_read() -> None:
+def test_an_enormous_line_is_read_at_both_ends() -> None:
     line = (
         "CUDA out of memory"
         + "x" * 500_000
@@ -132,7 +132,7 @@ def test_a_follow_up_line_is_only_possible_and_comes_after_the_cause() -> None:
     ]
 
 
-def test_a_line_with_two_explanations_is_certain_of_neither() -> None:
+def test_two_explanations_of_a_line_are_both_only_possible() -> None:
     found = diagnose(shipped(), "OSError: [Errno 28] No space left on device\n")
     assert {d.id: d.certainty for d in found} == {"CKPT-004": "possible", "UNI-007": "possible"}
     found = diagnose(shipped(), "OSError: [Errno 28] No space left on device\ndisk: inodes 100 % used on /data\n")
@@ -147,7 +147,7 @@ def test_the_exit_code_is_evidence_without_a_line() -> None:
     assert diagnose(shipped(), "step 1\n", exit_code=1) == ()
 
 
-def test_every_entry_has_a_signature_or_a_sign_or_says_why_not() -> None:
+def test_every_entry_has_a_signature_or_a_sign_or_a_reason_for_neither() -> None:
     for gotcha in shipped().gotchas.values():
         assert (gotcha.unsigned is None) == bool(gotcha.signatures or gotcha.signs), gotcha.id
 
@@ -174,7 +174,7 @@ def test_every_source_is_a_page_or_a_file() -> None:
         ("403 Client Error: Forbidden for url: https://huggingface.co/org/x/resolve/main/config.json", "HUB-022"),
     ],
 )
-def test_a_line_of_something_else_is_left_alone(line: str, wrong: str) -> None:
+def test_an_unrelated_line_does_not_match_the_entry(line: str, wrong: str) -> None:
     assert wrong not in {found.id for found in diagnose(shipped(), line)}
 
 
@@ -196,5 +196,5 @@ def test_a_line_of_something_else_is_left_alone(line: str, wrong: str) -> None:
         ("OSError: Not enough disk space. Needed: 231.74 GiB (download: 88.29 GiB, generated: 143.45 GiB)", "STK-036"),
     ],
 )  # fmt: skip
-def test_the_entries_that_were_wrong_or_narrow_answer_now(line: str, right: str) -> None:
+def test_formerly_missed_lines_find_the_right_entry(line: str, right: str) -> None:
     assert diagnose(shipped(), line)[0].id == right

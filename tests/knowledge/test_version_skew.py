@@ -41,18 +41,18 @@ def skew(*lines: str) -> Skew:
 
 
 @pytest.mark.slow
-def test_every_seen_report_is_answered_and_likely_is_right(scoring: Any) -> None:
+def test_every_seen_report_is_answered_correctly(scoring: Any) -> None:
     rows = list(scoring.cases(scoring.read(SKEW / "open.jsonl")))
     assert [case.row["address"] for case in rows if not case.right] == []
 
 
-def test_of_the_unseen_reports_no_fewer_are_answered_than_when_they_were_first_run(scoring: Any) -> None:
+def test_unseen_reports_are_answered_as_often_as_in_the_first_run(scoring: Any) -> None:
     rows = list(scoring.cases(scoring.read(SKEW / "unseen.jsonl")))
     assert sum(case.right for case in rows if case.explained) >= 24
     assert all(case.right for case in rows if not case.explained)
 
 
-def test_a_renamed_argument_has_its_new_name_and_a_release_that_takes_the_old_one() -> None:
+def test_a_renamed_argument_gets_its_new_name_and_a_working_release() -> None:
     found = skew(RENAMED)
     assert (found.package, found.change, found.certainty) == ("transformers", Change.REMOVED, "likely")
     assert (found.renamed_to, found.until, found.gone_in) == ("eval_strategy", "4.50.3", "4.51.3")
@@ -68,19 +68,19 @@ def test_the_installed_release_decides_between_too_old_and_too_new() -> None:
     assert (named.change, named.installed) == (Change.ADDED, "4.33.1")
 
 
-def test_a_release_that_has_the_name_is_not_called_likely() -> None:
+def test_a_name_in_the_installed_release_is_only_possible() -> None:
     found = skew("transformers 4.40.0", RENAMED)
     assert (found.change, found.certainty) == (Change.PRESENT, "possible")
 
 
-def test_the_class_is_read_from_the_source_where_the_message_names_none() -> None:
+def test_the_class_is_read_from_source_if_the_message_omits_it() -> None:
     frame = '  File "/venv/lib/python3.9/site-packages/transformers/trainer.py", line 4127, in create'
     trace = f"Traceback (most recent call last):\n{frame}\n    self.accelerator = Accelerator("
     found = skew(trace, "TypeError: __init__() got an unexpected keyword argument 'dispatch_batches'")
     assert (found.package, found.name) == ("accelerate", "accelerate.Accelerator.dispatch_batches")
 
 
-def test_a_member_that_a_base_class_lost_is_found_from_the_class_that_inherits_it() -> None:
+def test_a_member_removed_from_a_base_class_is_found_via_a_subclass() -> None:
     found = skew("transformers 5.2.0", "AttributeError: BertTokenizer has no attribute batch_encode_plus")
     assert (found.change, found.gone_in, found.certainty) == (Change.REMOVED, "5.0.0", "likely")
 
@@ -102,21 +102,21 @@ def test_a_member_that_a_base_class_lost_is_found_from_the_class_that_inherits_i
         "RuntimeError: SFTTrainer.__init__() got an unexpected keyword argument 'tokenizer'",
     ],
 )
-def test_what_no_release_explains_is_left_alone(line: str) -> None:
+def test_a_line_unrelated_to_releases_is_not_explained(line: str) -> None:
     assert explain(read_failure(line)) is None
 
 
-def test_an_argument_that_never_existed_is_at_most_possible_with_the_nearest_name() -> None:
+def test_an_argument_that_never_existed_gets_the_nearest_name_as_possible() -> None:
     found = skew("TypeError: SFTConfig.__init__() got an unexpected keyword argument 'max_lenght'")
     assert (found.change, found.certainty, found.renamed_to) == (Change.NEVER, "possible", "max_length")
 
 
-def test_a_run_that_went_on_is_not_explained() -> None:
+def test_a_run_that_continued_is_not_explained() -> None:
     steps = "\n".join(f"{{'loss': 0.{n}, 'epoch': {n}}}" for n in range(1, 9))
     assert explain(read_failure(f"{RENAMED}\n{steps}")) is None
 
 
-def test_an_argument_is_followed_where_its_class_moves_to_another_module() -> None:
+def test_an_argument_is_tracked_when_its_class_changes_modules() -> None:
     # peft.LoraConfig has been in two modules; only the one in newer releases has the argument.
     assert ever("peft.LoraConfig", "use_dora").since == "0.9.0"
 
@@ -132,14 +132,14 @@ def test_any_name_is_answered_without_failing(kind: str, name: str) -> None:
     assert found is None or found.package in packages()
 
 
-def test_the_members_are_of_the_same_releases_as_the_signatures() -> None:
+def test_members_and_signatures_cover_the_same_releases() -> None:
     for package in packages():
         changed, known = members(package), table(package)
         assert changed is not None and known is not None and changed.releases == known.releases
 
 
 @pytest.mark.slow
-def test_the_commands_and_the_search_answer_with_it() -> None:
+def test_diagnose_and_search_report_version_skew() -> None:
     reply = diagnose_log(f"step 1/9 loss 1.0\n{RENAMED}")
     assert reply.skew is not None and reply.skew.pin == "transformers<=4.50.3"
     assert not reply.collect
@@ -149,19 +149,19 @@ def test_the_commands_and_the_search_answer_with_it() -> None:
 
 
 @pytest.mark.parametrize("change", list(Change))
-def test_every_change_is_told(change: Change) -> None:
+def test_every_change_has_a_sentence(change: Change) -> None:
     reply = SkewReply(package="trl", name="trl.X", kind="name", change=change, certainty="likely", since="1.0.0")
     assert sentence_of(reply).startswith("trl.X ")
 
 
-def test_a_warm_answer_unpacks_no_table_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_answer_does_not_unpack_tables_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first = skew(RENAMED)
     monkeypatch.delattr(lzma, "decompress")
     assert lines_run(lambda: skew(RENAMED)) < 100_000
     assert skew(RENAMED) == first
 
 
-def test_the_reader_of_lines_sees_names_members_bases_and_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_reader_finds_names_members_bases_and_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     from signature_tables.members import changes, read_text
 
@@ -192,7 +192,7 @@ Traceback (most recent call last):
 """
 
 
-def test_a_message_has_the_releases_whose_file_raises_it() -> None:
+def test_a_message_is_traced_to_the_releases_that_raise_it() -> None:
     from gpuwarden.knowledge.message_origin import _table, origin
 
     content = _table("trl")
@@ -219,7 +219,7 @@ def test_a_message_has_the_releases_whose_file_raises_it() -> None:
     )
 
 
-def test_messages_are_read_with_their_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_read_with_their_placeholders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     from build_messages import table as spans
     from signature_tables.messages import read_messages
@@ -247,7 +247,7 @@ def f(x):
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=20), max_size=4))
-def test_a_template_matches_what_it_was_filled_with(rest: str, fills: list[str]) -> None:
+def test_a_template_matches_its_filled_message(rest: str, fills: list[str]) -> None:
     from gpuwarden.knowledge.message_origin import begins
 
     template = "Expected {} rows" * len(fills) if fills else "Expected rows"

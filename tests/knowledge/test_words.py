@@ -21,12 +21,12 @@ PHRASES = {"ran out of memory": "~oom", "显存不足": "~oom", "关机": "~stop
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_forms_of_a_word_meet(family: tuple[str, ...]) -> None:
+def test_forms_of_a_word_share_a_stem(family: tuple[str, ...]) -> None:
     assert len({stem(word) for word in family}) == 1
 
 
 @pytest.mark.parametrize("word", ["loss", "bus", "gpu", "nan", "137", "max_length", "this"])
-def test_words_that_have_no_ending_stay(word: str) -> None:
+def test_words_without_an_ending_are_unchanged(word: str) -> None:
     assert stem(word) == word
 
 
@@ -42,7 +42,7 @@ def test_phrases_of_both_languages_have_a_concept(text: str, concept: str) -> No
     assert concept in terms(text)
 
 
-def test_how_people_ask_in_chinese_and_whose_data_it_is_are_no_search_terms() -> None:
+def test_chinese_question_phrases_and_possessives_are_not_terms() -> None:
     assert chinese_terms("请问各位大佬 这是什么原因呢 怎么解决") == ([], [])
     assert chinese_terms("训练自己的数据集") == chinese_terms("训练")
 
@@ -53,7 +53,7 @@ def test_a_longer_chinese_phrase_wins_and_the_rest_stays() -> None:
     assert "处理" in pairs
 
 
-def test_every_concept_has_two_phrases_at_least() -> None:
+def test_every_concept_has_at_least_two_phrases() -> None:
     english, chinese = concepts()
     count: dict[str, int] = {}
     for names in [*english.values(), *chinese.values()]:
@@ -64,21 +64,21 @@ def test_every_concept_has_two_phrases_at_least() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "right"), TYPOS.items())
-def test_a_typo_is_read(wrong: str, right: str) -> None:
+def test_a_typo_is_corrected(wrong: str, right: str) -> None:
     assert Speller(["memory", "checkpoint", "evaluation", "timeout", "dataset"]).nearest(wrong) == right
 
 
 @pytest.mark.parametrize("word", ["memory", "cat", "sourdough", "c4t5", ""])
-def test_what_is_known_short_or_far_stays(word: str) -> None:
+def test_known_short_or_distant_words_are_not_corrected(word: str) -> None:
     assert Speller(["memory", "checkpoint"]).nearest(word) is None
 
 
-def test_a_short_word_is_only_read_as_another_of_the_same_letters() -> None:
+def test_a_short_word_is_corrected_only_to_the_same_letters() -> None:
     speller = Speller(["reach", "train", "model"])
     assert (speller.nearest("react"), speller.nearest("trian"), speller.nearest("modle")) == (None, "train", "model")
 
 
-def test_two_words_written_as_one_are_parted_where_both_are_known() -> None:
+def test_two_joined_words_are_split_only_if_both_are_known() -> None:
     speller = Speller(["google", "colab", "memory", "checkpoint"])
     assert speller.parts("googlecolab") == ("google", "colab")
     assert [speller.parts(word) for word in ("checkpoint", "colabs", "sourdoughbread")] == [
@@ -88,12 +88,12 @@ def test_two_words_written_as_one_are_parted_where_both_are_known() -> None:
     ]
 
 
-def test_what_lies_inside_a_longer_phrase_means_what_that_means() -> None:
+def test_a_word_inside_a_longer_phrase_takes_its_meaning() -> None:
     assert {concept for concept, _, _ in english_concepts(["gpu", "ram"])} == {"~vram"}
     assert {concept for concept, _, _ in english_concepts(["ram"])} == {"~hostram"}
 
 
-def test_everyday_words_and_counts_tell_little_and_codes_and_terms_much() -> None:
+def test_everyday_words_and_counts_weigh_less_than_codes_and_terms() -> None:
     index = index_of(shipped())
     assert max(index.rarity(word) for word in (stem("people"), stem("strange"), "17", "100")) <= 1.5
     assert min(index.rarity(word) for word in ("inode", "colab", "429")) > 2
@@ -106,5 +106,5 @@ def test_edits_is_a_distance(a: str, b: str) -> None:
     assert abs(len(a) - len(b)) <= edits(a, b) <= max(len(a), len(b))
 
 
-def test_function_words_of_chinese_are_no_terms() -> None:
+def test_chinese_function_words_are_not_terms() -> None:
     assert chinese_terms("但是这个鳄鱼的帽子") == ([], ["鳄鱼", "帽子"])

@@ -53,7 +53,7 @@ def forge(home: Path, *statements: str) -> None:
     db.close()
 
 
-def test_a_whole_chain_has_no_break(home: Path) -> None:
+def test_an_intact_chain_has_no_break(home: Path) -> None:
     found = audit(opened(home))
     assert found.broken is None and found.differs == ()
     assert opened(home).trouble() is None
@@ -61,7 +61,7 @@ def test_a_whole_chain_has_no_break(home: Path) -> None:
 
 @pytest.mark.attack("ledger", "changes a column of an event")
 @pytest.mark.parametrize("column", ["at", "subject", "kind", "version", "state", "token", "actor", "body", "hash"])
-def test_a_changed_column_is_named_with_its_event(home: Path, column: str) -> None:
+def test_a_changed_column_is_reported_with_its_event(home: Path, column: str) -> None:
     values = {"at": "at + 1", "version": "version + 1", "body": "'{}'", "hash": f"'{'0' * 64}'"}
     forge(home, f"UPDATE events SET {column} = {values.get(column, repr('job/x'))} WHERE seq = 4")
     broken = audit(opened(home)).broken
@@ -78,13 +78,13 @@ def test_a_changed_column_is_named_with_its_event(home: Path, column: str) -> No
         ("UPDATE events SET seq = seq + 100 WHERE seq > 3", Break(4, "missing")),
     ],
 )
-def test_a_removed_or_moved_event_is_named(home: Path, statement: str, expected: Break) -> None:
+def test_a_removed_or_moved_event_is_reported(home: Path, statement: str, expected: Break) -> None:
     forge(home, statement)
     assert audit(opened(home)).broken == expected
 
 
 @pytest.mark.attack("ledger", "inserts an event")
-def test_an_event_put_in_between_breaks_the_one_after_it(home: Path) -> None:
+def test_an_inserted_event_breaks_the_chain(home: Path) -> None:
     forge(
         home,
         "UPDATE events SET seq = -seq WHERE seq > 6",
@@ -95,13 +95,13 @@ def test_an_event_put_in_between_breaks_the_one_after_it(home: Path) -> None:
     assert broken is not None and broken.seq == 7
 
 
-def test_a_state_that_does_not_follow_from_the_events_is_found(home: Path) -> None:
+def test_a_state_inconsistent_with_the_events_is_found(home: Path) -> None:
     forge(home, "UPDATE current SET state = 'stopped' WHERE subject = 'lease/j1-i1'")
     assert audit(opened(home)).differs == ("current",)
 
 
 @pytest.mark.attack("ledger", "cuts events off at the end")
-def test_events_cut_off_at_the_end_leave_a_sound_chain_and_are_found_by_the_head(home: Path) -> None:
+def test_the_head_reveals_events_cut_off_at_the_end(home: Path) -> None:
     forge(home, "DELETE FROM events WHERE seq > 7")
     assert audit(opened(home)).broken is None
     trouble = opened(home).trouble()
@@ -110,7 +110,7 @@ def test_events_cut_off_at_the_end_leave_a_sound_chain_and_are_found_by_the_head
 
 
 @pytest.mark.attack("ledger", "cuts events off and lets new ones be added")
-def test_what_is_added_to_a_cut_ledger_does_not_hide_the_cut(home: Path) -> None:
+def test_events_added_to_a_truncated_ledger_do_not_hide_the_cut(home: Path) -> None:
     forge(home, "DELETE FROM events WHERE seq > 7")
     ledger = opened(home)
     for n in range(20):
@@ -123,7 +123,7 @@ def test_what_is_added_to_a_cut_ledger_does_not_hide_the_cut(home: Path) -> None
 @pytest.mark.attack(
     "ledger", "restores an old backup under a process that runs, and lets it record enough to hide that"
 )
-def test_a_restored_backup_is_found_however_much_is_recorded_after_it(home: Path) -> None:
+def test_later_events_do_not_hide_a_restored_backup(home: Path) -> None:
     ledger = opened(home)
     forge(home, "DELETE FROM events WHERE seq > 7")
     for n in range(5):
@@ -137,7 +137,7 @@ def test_a_restored_backup_is_found_however_much_is_recorded_after_it(home: Path
 
 
 @pytest.mark.attack("ledger", "puts an older copy in the ledger's place")
-def test_an_older_copy_put_in_its_place_is_found(home: Path, tmp_path: Path) -> None:
+def test_a_ledger_replaced_by_an_older_copy_is_detected(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "ledger.db", tmp_path / "copy.db")
     ledger = opened(home)
     ledger.add("job/j9", MachineSeen(machine="boot"))
@@ -148,7 +148,7 @@ def test_an_older_copy_put_in_its_place_is_found(home: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.attack("ledger", "removes the ledger while it is open")
-def test_a_ledger_removed_while_it_is_open_takes_no_more_events(home: Path, wording: Wording) -> None:
+def test_a_ledger_removed_while_open_accepts_no_more_events(home: Path, wording: Wording) -> None:
     ledger = opened(home)
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
         (home / name).unlink(missing_ok=True)
@@ -159,7 +159,7 @@ def test_a_ledger_removed_while_it_is_open_takes_no_more_events(home: Path, word
     wording(refused)
 
 
-def test_the_head_may_be_behind_torn_or_absent(home: Path) -> None:
+def test_the_head_may_be_outdated_torn_or_absent(home: Path) -> None:
     file = HeadFile(home / "ledger.db")
     head = file.read()
     assert head is not None and head.seq == 10
@@ -174,7 +174,7 @@ def test_the_head_may_be_behind_torn_or_absent(home: Path) -> None:
 
 
 @pytest.mark.attack("ledger", "removes the ledger and lets a new one begin")
-def test_a_new_ledger_beside_the_traces_of_jobs_says_so_until_a_person_decides(home: Path) -> None:
+def test_a_new_ledger_next_to_traces_of_jobs_warns_until_the_user_decides(home: Path) -> None:
     for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.head"):
         (home / name).unlink(missing_ok=True)
     assert opened(home).trouble() is None, "an empty home is no loss"
@@ -205,7 +205,7 @@ def test_a_rolled_back_event_is_neither_read_nor_chained(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_write_at_the_same_time_make_one_chain(home: Path) -> None:
+def test_concurrent_writers_make_one_chain(home: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom gpuwarden.core.clock import SystemClock\n"
         "from gpuwarden.ledger.events import MachineSeen\nfrom gpuwarden.ledger.store import Ledger\n"
@@ -237,7 +237,7 @@ def test_doctor_names_the_first_broken_event(home: Path, wording: Wording) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["emptied", "cut"])
-def test_instances_never_says_that_nothing_bills_when_the_ledger_is_not_whole(
+def test_instances_never_claims_nothing_bills_if_the_ledger_is_incomplete(
     home: Path, how: str, wording: Wording
 ) -> None:
     if how == "emptied":
@@ -257,7 +257,7 @@ def test_instances_never_says_that_nothing_bills_when_the_ledger_is_not_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", [1, 2])
-def test_on_a_full_disk_the_machines_can_be_looked_at(tmp_path: Path, schema: int, wording: Wording) -> None:
+def test_machines_can_be_listed_on_a_full_disk(tmp_path: Path, schema: int, wording: Wording) -> None:
     """A file size limit of zero emulates the full disk."""
     home = tmp_path / "home"
     home.mkdir()

@@ -147,7 +147,7 @@ async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
             assert value == read_then[name], name
 
 
-def test_migration_loses_and_changes_no_event(first_schema: Path) -> None:
+def test_migration_preserves_every_event(first_schema: Path) -> None:
     db = sqlite3.connect(first_schema)
     sql = "SELECT seq, at, subject, kind, state, token, actor, body FROM events ORDER BY seq"
     before = db.execute(sql).fetchall()
@@ -161,7 +161,7 @@ def test_migration_loses_and_changes_no_event(first_schema: Path) -> None:
     assert tables == {"events", "current", "alerts"}
 
 
-def test_the_guard_sees_a_paused_job_in_a_ledger_of_before_there_were_any(tmp_path: Path) -> None:
+def test_the_guard_sees_a_paused_job_in_a_ledger_from_before_pausing(tmp_path: Path) -> None:
     file = tmp_path / "ledger.db"
     Ledger(file, FakeClock()).close()
     db = sqlite3.connect(file)
@@ -177,7 +177,7 @@ def test_the_guard_sees_a_paused_job_in_a_ledger_of_before_there_were_any(tmp_pa
     db.close()
 
 
-def test_a_migration_that_fails_leaves_the_old_ledger_as_it_was(
+def test_a_failed_migration_leaves_the_old_ledger_unchanged(
     first_schema: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: object) -> str:
@@ -206,7 +206,7 @@ def test_every_stored_event_reads_and_writes_back_unchanged(first_schema: Path) 
     assert kinds <= BODIES.keys() and len(kinds) > 45
 
 
-def test_an_older_version_is_brought_to_the_present_shape(first_schema: Path) -> None:
+def test_an_older_event_version_is_upgraded_when_read(first_schema: Path) -> None:
     ledger = Ledger(first_schema, FakeClock())
     sent = ledger.events(kind=VerbSent)
     assert {e.version for e in sent} == {1} and "answer" in sent[0].body
@@ -215,7 +215,7 @@ def test_an_older_version_is_brought_to_the_present_shape(first_schema: Path) ->
     assert all(e.data.why == e.body["answer"] for e in sent if not e.data.taken)
 
 
-def test_what_was_stored_under_an_earlier_name_is_read() -> None:
+def test_fields_stored_under_an_earlier_name_are_read() -> None:
     granted = decode("approval.granted", 1, {"channel": "standing_order", "end_when_proven": "stop"})
     assert isinstance(granted, ApprovalGranted)
     assert (granted.channel, granted.auto_teardown) == ("automatic_teardown", "stop")
@@ -237,7 +237,7 @@ def test_what_was_stored_under_an_earlier_name_is_read() -> None:
     assert unknown.reason_code is Code.SELF_STOPPED
 
 
-def test_a_newer_version_of_an_event_is_not_guessed_at(tmp_path: Path, wording: Wording) -> None:
+def test_a_newer_event_version_is_refused(tmp_path: Path, wording: Wording) -> None:
     ledger = Ledger(tmp_path / "ledger.db", FakeClock())
     event = ledger.append("lease/l1", "verb.sent", {"verb": "stop", "taken": True}, version=9)
     with pytest.raises(LedgerError) as refused:
@@ -254,14 +254,14 @@ def test_an_unknown_kind_is_kept_and_changes_nothing(tmp_path: Path) -> None:
     assert event.data.stored() == {} and event.as_dict()["body"] == {"colour": "red"}
 
 
-def test_bodies_are_frozen_and_only_what_was_given_is_stored(tmp_path: Path) -> None:
+def test_bodies_are_frozen_and_store_only_given_fields(tmp_path: Path) -> None:
     event = Ledger(tmp_path / "ledger.db", FakeClock()).add("job/j1", CancelRequested(from_state=Job.RUNNING))
     assert event.body == {"from": "running"} and event.data.from_state is Job.RUNNING
     with pytest.raises(ValueError, match="frozen"):
         event.data.why = "x"  # type: ignore[misc]
 
 
-def test_a_base_stands_for_every_event_of_it(tmp_path: Path) -> None:
+def test_a_base_class_stands_for_all_its_events(tmp_path: Path) -> None:
     assert kinds_of(LeaseEnded) == {"lease.stopped", "lease.gone"}
     assert kinds_of(AlertBody) == {"alert.raised", "alert.cleared"}
 
@@ -287,7 +287,7 @@ def test_every_event_type_can_be_read_back() -> None:
 
 
 @pytest.mark.slow
-def test_no_body_and_no_kind_is_named_outside_of_the_ledger() -> None:
+def test_bodies_and_kinds_are_named_only_in_the_ledger_package() -> None:
     """Docstrings may name a kind, because they are not code."""
     wrong = []
     for file in modules():
@@ -301,7 +301,7 @@ def test_no_body_and_no_kind_is_named_outside_of_the_ledger() -> None:
 
 
 @pytest.mark.parametrize(("expires_at", "now", "holds"), [(10.0, 10.0, True), (10.0, 10.1, False), (None, 0.0, False)])
-def test_an_approval_holds_until_its_time_and_without_one_never(
+def test_an_approval_holds_until_its_expiry_and_never_without_an_expiry(
     expires_at: float | None, now: float, holds: bool
 ) -> None:
     assert ApprovalGranted(expires_at=expires_at).holds_at(now) is holds

@@ -32,7 +32,7 @@ BLOCKED_SHARE = 1 / 100
 
 @pytest.mark.prove
 @pytest.mark.parametrize("platform", ["local", "vastai"])
-def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platform: str) -> None:
+def test_operation_cost_is_independent_of_the_number_of_ended_jobs(tmp_path: Path, platform: str) -> None:
     few, many = grown(tmp_path / "few", platform, FEW), grown(tmp_path / "many", platform, MANY)
 
     def operations(house: House) -> dict[str, Callable[[], object]]:
@@ -67,7 +67,7 @@ def test_ten_times_the_ended_jobs_cost_no_operation_more(tmp_path: Path, platfor
 
 
 @pytest.mark.prove
-def test_a_round_lets_other_tasks_run_however_many_jobs_are_live(tmp_path: Path) -> None:
+def test_a_round_yields_to_other_tasks_with_many_live_jobs(tmp_path: Path) -> None:
     house = House(tmp_path, "vastai")
     for n in range(150):
         house.write(begins(f"jmore{n}", "vastai"))
@@ -98,7 +98,7 @@ async def most_in_a_row(watcher: Watcher) -> int:
     return most
 
 
-def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
+def test_pages_follow_without_gaps(tmp_path: Path) -> None:
     house = grown(tmp_path, "local", 25)
     pages = [house.ledger.page("job", limit=10)]
     while pages[-1]:
@@ -112,7 +112,7 @@ def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     ].since
 
 
-def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
+def test_jobs_are_found_by_their_script_digest(tmp_path: Path) -> None:
     ledger = grown(tmp_path, "local", 5).ledger
     spec = {"name": "x", "platform": "local", "script": "print(1)", "timeout_s": 60}
     for name, more in {"new": {"script_digest": "sha256:a"}, "old": {}, "other": {"script_digest": "sha256:b"}}.items():
@@ -123,7 +123,7 @@ def test_the_jobs_of_a_script_are_found_by_its_digest(tmp_path: Path) -> None:
     assert ledger.jobs_of_script("sha256:c", Job.SUCCEEDED) == ["job/old"], "the others took no script along"
 
 
-def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
+def test_current_state_follows_every_event(tmp_path: Path) -> None:
     house = grown(tmp_path, "vastai", 3)
     ledger, lease = house.ledger, f"{LIVE[0]}-i1"
     assert ledger.platforms() == ["vastai"] and ledger.leases_of_instance(f"m-{LIVE[0]}") == [f"lease/{lease}"]
@@ -139,7 +139,7 @@ def test_where_everything_is_now_follows_every_event(tmp_path: Path) -> None:
     assert lease_now(house.ctx, lease).billed == 1.5
 
 
-def test_the_guard_s_view_lists_every_state_that_is_no_end() -> None:
+def test_the_guards_view_lists_every_nonterminal_state() -> None:
     view = files("gpuwarden.ledger").joinpath("schema.sql").read_text("utf-8").partition("CREATE VIEW live_runs")[2]
     listed = re.search(r"c\.state IN \(([^)]*)\)", view)
     assert listed and set(re.findall(r"'(\w+)'", listed[1])) == set(Job) - TERMINAL_JOBS

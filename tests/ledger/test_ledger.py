@@ -50,7 +50,7 @@ def test_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
     assert subprocess.check_output(argv, text=True) == "2\n"
 
 
-def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger, wording: Wording) -> None:
+def test_state_is_the_last_transition_and_illegal_transitions_leave_no_trace(ledger: Ledger, wording: Wording) -> None:
     ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
     ledger.append("job/j1", "note")
     ledger.append("job/j1", "job.submitting", state=Job.SUBMITTING)
@@ -63,7 +63,7 @@ def test_state_is_the_last_move_and_illegal_moves_leave_no_trace(ledger: Ledger,
     assert ledger.subjects("lease") == []
 
 
-def test_machines_start_where_they_must(ledger: Ledger) -> None:
+def test_state_machines_start_only_in_their_initial_states(ledger: Ledger) -> None:
     with pytest.raises(Conflict):
         ledger.append("lease/l1", "lease.stopped", state=Lease.STOPPED)
     ledger.append("teardown/t1", "teardown.requested", state=Teardown.REQUESTED)
@@ -89,7 +89,7 @@ def test_a_transaction_is_all_or_nothing(ledger: Ledger) -> None:
     assert ledger.count() == 0
 
 
-def test_two_processes_can_not_make_the_same_move(ledger: Ledger) -> None:
+def test_a_conflicting_transition_by_another_process_is_refused(ledger: Ledger) -> None:
     other = Ledger(ledger.path, FakeClock())
     ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
     other.append("job/j1", "job.canceled", state=Job.CANCELED)
@@ -116,7 +116,7 @@ print(won)
 
 
 @pytest.mark.slow
-def test_racing_processes_share_every_token_between_them(tmp_path: Path) -> None:
+def test_racing_processes_use_each_token_exactly_once(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ledger.db"
     path.parent.mkdir()
     argv = [sys.executable, "-c", RACER, str(path)]
@@ -127,7 +127,7 @@ def test_racing_processes_share_every_token_between_them(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "junk", [b"not a database at all, only some words " * 40, os.urandom(8192)], ids=["text", "dice"]
 )
-def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) -> None:
+def test_a_damaged_file_is_reported_and_not_modified(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(junk)
     with pytest.raises(LedgerError) as error:
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_named_and_not_touched(tmp_path: Path, junk: bytes) ->
     assert in_calls(error.value.next_steps)
 
 
-def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
+def test_an_overwritten_page_is_detected(ledger: Ledger) -> None:
     for n in range(200):
         ledger.append(f"job/j{n}", "note", {"text": "x" * 300})
     ledger.close()
@@ -153,7 +153,7 @@ def test_a_page_that_was_overwritten_is_noticed(ledger: Ledger) -> None:
     [(b'{"platform"', b'{"pl;tform;'), (b'"platform"', b'"platf\xffrm"'), (b'"platform"', b'"platfurm"')],
     ids=["no JSON", "no text", "another key"],
 )
-def test_a_word_that_was_overwritten_is_damage_and_not_a_mistake_of_ours(
+def test_an_overwritten_word_is_reported_as_damage(
     ledger: Ledger, before: bytes, after: bytes, wording: Wording
 ) -> None:
     """SQLite can't detect the damage, because its pages have no checksums."""
@@ -188,7 +188,7 @@ def test_another_programs_database_is_left_alone(tmp_path: Path, wording: Wordin
     wording(refused, path)
 
 
-def test_a_folder_that_can_not_be_made(tmp_path: Path, wording: Wording) -> None:
+def test_a_folder_creation_failure_raises_ledger_error(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(LedgerError) as refused:
         Ledger(tmp_path / "file" / "ledger.db", FakeClock())

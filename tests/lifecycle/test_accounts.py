@@ -76,7 +76,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 @pytest.mark.slow
-async def test_every_place_says_it_in_one_line(house: House, wording: Wording) -> None:
+async def test_an_unproven_account_is_reported_in_every_view(house: House, wording: Wording) -> None:
     job = await house.finished()
     house.use(house.other)
     seen = await check(house.ctx, job)
@@ -97,7 +97,7 @@ async def test_every_place_says_it_in_one_line(house: House, wording: Wording) -
 
 @pytest.mark.slow
 @pytest.mark.attack("ending", "swaps the account's key in the middle of an end")
-async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(house: House) -> None:
+async def test_a_key_swapped_during_a_teardown_does_not_complete_it(house: House) -> None:
     job = await house.finished()
     await pull(house.ctx, job)
     await prove(house.ctx, job)
@@ -124,7 +124,7 @@ async def test_a_key_that_is_swapped_in_the_middle_of_an_end_does_not_finish_it(
 
 @pytest.mark.slow
 @pytest.mark.attack("ending", "bills a machine that is gone")
-async def test_a_bill_of_a_gone_instance_is_no_sighting_of_it(house: House) -> None:
+async def test_a_bill_for_a_gone_instance_does_not_count_as_a_sighting(house: House) -> None:
     """A lease in an older ledger stays unknown if only a bill could identify its account."""
     job = await house.finished()
     lease = read_lease(house.ctx.ledger, f"{job}-i1")

@@ -60,7 +60,9 @@ def issued(ctx: Context, receipt: str | None) -> ReceiptIssued:
     return found.data
 
 
-async def test_the_gate_quotes_each_and_the_receipt_has_them_all(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_the_gate_quotes_every_choice_and_the_receipt_keeps_all_quotes(
+    ctx: Context, clouds: dict[str, Cloud]
+) -> None:
     done = await submit(ctx, spec(SECOND, THIRD))
     assert [(c.platform, c.price, c.worst_cost) for c in done.choices] == [
         (FIRST, 1.0, 1.0), (SECOND, 3.0, 3.0), (THIRD, 2.0, 2.0),
@@ -72,7 +74,7 @@ async def test_the_gate_quotes_each_and_the_receipt_has_them_all(ctx: Context, c
     assert [(c["platform"], c["price_usd_per_hour"]) for c in reply["choices"]] == list(PRICES.items())
 
 
-async def test_the_list_is_what_a_person_is_asked_about(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_the_approval_covers_the_most_expensive_choice(ctx: Context, clouds: dict[str, Cloud]) -> None:
     """The caps allow the first platform but not the second: the approval must cover the most expensive one."""
     ctx.policy = Policy(rehearsal_caps=Caps(per_job_usd=2.5, per_day_usd=99, per_instance_usd=99))
     alone = await submit(ctx, spec())
@@ -90,7 +92,7 @@ async def test_the_list_is_what_a_person_is_asked_about(ctx: Context, clouds: di
     assert launched.job is not None and launched.job.spec.platform == FIRST
 
 
-async def test_no_capacity_moves_on_and_the_next_price_is_its_cap(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_no_capacity_moves_the_job_on_at_the_next_choices_price(ctx: Context, clouds: dict[str, Cloud]) -> None:
     done = await submit(ctx, spec(SECOND, THIRD))
     for platform in (FIRST, SECOND):
         clouds[platform].configure(priced(PRICES[platform]).model_copy(update={"capacity": 0}))
@@ -114,7 +116,7 @@ async def test_a_list_without_capacity_anywhere_fails_and_rents_nothing(ctx: Con
     assert not any(cloud.store.state().records for cloud in clouds.values())
 
 
-async def test_a_refusal_that_may_have_rented_is_settled_first(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_an_uncertain_refusal_is_settled_before_the_next_order(ctx: Context, clouds: dict[str, Cloud]) -> None:
     """The order was sent and refused: a machine may exist until two polls, `settle_s` apart, find none."""
     done = await submit(ctx, spec(SECOND))
     clouds[FIRST].configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", count=9),)))
@@ -128,7 +130,7 @@ async def test_a_refusal_that_may_have_rented_is_settled_first(ctx: Context, clo
 
 
 @pytest.mark.slow
-async def test_a_machine_that_turns_up_before_the_next_order_is_the_jobs(
+async def test_a_machine_found_before_the_next_order_is_adopted(
     ctx: Context, clouds: dict[str, Cloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first platform refused but did rent; its list lags, and gpuwarden exits before it orders from the second."""
@@ -158,7 +160,7 @@ async def test_a_machine_that_turns_up_before_the_next_order_is_the_jobs(
     assert [e.data.platform for e in ctx.ledger.events(kind=CreateIntent)] == [FIRST], "and no second one is rented"
 
 
-async def test_a_dearer_market_than_was_checked_is_no_capacity(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_a_price_rise_after_the_check_voids_the_receipt(ctx: Context, clouds: dict[str, Cloud]) -> None:
     """A platform's price rises between receipt and order: the receipt is stale, and nothing is ordered."""
     done = await submit(ctx, spec(SECOND))
     clouds[SECOND].configure(priced(9.0))
@@ -167,7 +169,7 @@ async def test_a_dearer_market_than_was_checked_is_no_capacity(ctx: Context, clo
     assert not ctx.ledger.events(kind=JobAccepted)
 
 
-async def test_what_one_platform_can_t_do_leaves_it_out(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_a_platform_that_fails_the_gate_is_left_out(ctx: Context, clouds: dict[str, Cloud]) -> None:
     """Lambda offers no interruptible machines; the policy has no other reason to refuse the job."""
     wanted = spec(THIRD, interruptible=True)
     done = await submit(ctx, wanted)
@@ -181,7 +183,7 @@ async def test_what_one_platform_can_t_do_leaves_it_out(ctx: Context, clouds: di
     assert launched.job is not None and launched.job.spec.platform == FIRST
 
 
-async def test_nothing_left_is_one_refusal(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_a_list_with_no_usable_platform_is_refused_once(ctx: Context, clouds: dict[str, Cloud]) -> None:
     with pytest.raises(Refused) as refused:
         await submit(ctx, spec(SECOND, outputs=("/nowhere/that/lasts",), platform=FIRST, timeout_s=None))
     assert any(f.blocks for f in refused.value.findings)
@@ -221,7 +223,7 @@ async def test_only_rented_platforms_can_be_alternatives(
         tuple(f"rehearsal/p{n}" for n in range(8)),
     ],
 )  # fmt: skip
-def test_a_list_that_makes_no_sense_is_refused(alternatives: tuple[str, ...]) -> None:
+def test_an_invalid_list_of_alternatives_is_refused(alternatives: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError):
         spec(*alternatives)
 
@@ -231,7 +233,7 @@ def test_an_alternative_may_name_another_gpu() -> None:
     assert [(s.platform, s.gpu) for s in listed] == [(FIRST, "H100"), (FIRST, "A100"), (SECOND, "H100")]
 
 
-def test_an_older_job_has_the_digest_that_it_had() -> None:
+def test_a_job_without_alternatives_omits_the_field_from_its_digest() -> None:
     assert "alternatives" not in spec().model_dump()
     assert Choice(platform=FIRST).gpu is None
 
@@ -243,7 +245,7 @@ def test_a_fan_out_has_one_platform(wording: Wording) -> None:
     wording(refused.value.errors()[0]["ctx"]["error"])
 
 
-async def test_the_record_of_a_job_is_where_it_is_now(ctx: Context, clouds: dict[str, Cloud]) -> None:
+async def test_a_job_record_shows_its_current_platform(ctx: Context, clouds: dict[str, Cloud]) -> None:
     """Until a machine is rented, the worst cost is that of the most expensive platform on the list."""
     done = await submit(ctx, spec(SECOND, THIRD))
     clouds[FIRST].configure(faults=Faults(faults=(Fault(kind="lost_request", call="create", count=9),)))

@@ -175,7 +175,7 @@ GONE = (("lost_request", 1, 1), ("no_capacity", 2, 99))
         ((NONE_LEFT, NONE_LEFT, LOST), 23, 2),
     ],
 )
-def test_the_next_of_a_list_comes_after_the_one_before_is_settled(
+def test_the_next_alternative_waits_until_the_previous_is_settled(
     weather: Weather, dies: int | None, runs: int | None
 ) -> None:
     assert live(weather, [dies] * 4 + [None] * 10, pace=31.0) == runs

@@ -114,7 +114,7 @@ async def test_a_job_without_an_order_shows_none(tmp_path: Path, processes: Proc
     assert reply.ending is None and "ending" not in reply.short()
 
 
-async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processes: Processes) -> None:
+async def test_a_list_without_platform_calls_includes_the_cost_overnight(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.asks(job)
@@ -126,7 +126,7 @@ async def test_a_list_that_asks_nobody_counts_the_night(tmp_path: Path, processe
     assert waiting.cost_usd == pytest.approx(whole + 9 * waiting.price_usd_per_hour, rel=0.1) and whole < 2
 
 
-async def test_a_timer_s_look_copies_what_has_just_ended(ending_house: Ordered) -> None:
+async def test_a_timed_round_copies_a_job_that_has_just_ended(ending_house: Ordered) -> None:
     job = await ending_house.started()
     ending_house.backend.write(ending_house.handle(job), "model", b"weights")
     ending_house.backend.end(ending_house.handle(job))
@@ -138,14 +138,14 @@ async def test_a_timer_s_look_copies_what_has_just_ended(ending_house: Ordered) 
 
 
 @pytest.mark.slow
-async def test_without_an_order_a_person_is_asked(tmp_path: Path, processes: Processes) -> None:
+async def test_a_machine_without_an_order_is_not_ended(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.watched(60)
     assert house.bills() and house.ctx.ledger.last(f"job/{job}", EndingOrdered) is None
 
 
-async def test_an_order_to_stop_stops(tmp_path: Path, processes: Processes) -> None:
+async def test_a_stop_order_stops_the_machine(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "stop")
     await house.proven()
     await house.watched(15)
@@ -153,9 +153,7 @@ async def test_an_order_to_stop_stops(tmp_path: Path, processes: Processes) -> N
     house.holds()
 
 
-async def test_a_machine_that_was_off_and_is_being_ended_did_not_come_back(
-    tmp_path: Path, processes: Processes
-) -> None:
+async def test_ending_a_stopped_machine_raises_no_came_back_alert(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.until_off(await house.yes(await house.asks(job, "stop")))
@@ -181,7 +179,7 @@ async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered
 
 
 @pytest.mark.parametrize("effect", Objection)
-def test_the_answer_to_an_objection(effect: Objection, wording: Wording) -> None:
+def test_the_reply_to_an_objection_reports_its_effect(effect: Objection, wording: Wording) -> None:
     reply = approval.held("j1", effect)
     assert (reply.code, reply.ok) == (effect, effect is not Objection.TOO_LATE)
     wording(f"{reply.message} {manual_text(reply.next)}")
@@ -217,7 +215,7 @@ async def test_an_order_holds_while_the_policy_gives_it(
 
 
 @pytest.mark.slow
-async def test_an_order_that_was_taken_back_while_the_watch_was_dead_ends_nothing(ending_house: Ordered) -> None:
+async def test_an_order_withdrawn_while_the_watch_is_down_ends_nothing(ending_house: Ordered) -> None:
     """The watch dies between the recorded approval and the call; the policy changes before it restarts."""
     await ending_house.proven()
     kill = patch("gpuwarden.lifecycle.teardown.gate._execute", side_effect=KeyboardInterrupt)
@@ -252,7 +250,7 @@ async def test_a_broken_policy_orders_nothing_and_hides_no_machine(ending_house:
     assert not ending_house.bills()
 
 
-async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path: Path, processes: Processes) -> None:
+async def test_an_order_does_not_apply_to_jobs_accepted_earlier(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     await house.proven()
     house.ctx.policy = house.ctx.policy.model_copy(update={"teardown": TeardownPolicy(automatic="terminate")})
@@ -264,7 +262,7 @@ async def test_a_later_order_is_not_for_a_job_that_was_accepted_before(tmp_path:
 
 
 @pytest.mark.slow
-async def test_nothing_unproven_ends(ending_house: Ordered) -> None:
+async def test_an_unproven_machine_is_not_ended(ending_house: Ordered) -> None:
     await ending_house.ended()
     await ending_house.watched(60)
     assert ending_house.bills()
@@ -272,14 +270,14 @@ async def test_nothing_unproven_ends(ending_house: Ordered) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["failed", "canceled"])
-async def test_only_success_ends(ending_house: Ordered, state: str) -> None:
+async def test_only_a_successful_jobs_machine_is_ended(ending_house: Ordered, state: str) -> None:
     await ending_house.proven(state=state)
     await ending_house.watched(60)
     assert ending_house.bills()
 
 
 @pytest.mark.slow
-async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) -> None:
+async def test_an_undeclared_file_keeps_the_machine(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     ending_house.backend.write(ending_house.handle(job), "notes.txt", b"mine", "other")
     await ending_house.watched(60)
@@ -287,7 +285,7 @@ async def test_a_file_that_nobody_declared_is_a_question(ending_house: Ordered) 
 
 
 @pytest.mark.slow
-async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house: Ordered) -> None:
+async def test_an_output_moved_to_an_undeclared_folder_keeps_the_machine(ending_house: Ordered) -> None:
     job = await ending_house.ended(saved=False)
     ending_house.backend.write(ending_house.handle(job), "model.safetensors", b"weights", "out-final")
     await ending_house.watcher.keeper.round()
@@ -296,7 +294,7 @@ async def test_an_output_that_was_renamed_at_the_end_is_a_question(ending_house:
 
 
 @pytest.mark.slow
-async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> None:
+async def test_a_write_during_the_grace_keeps_the_machine(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(8)
     ending_house.backend.write(ending_house.handle(job), "model", b"other weights")
@@ -305,7 +303,7 @@ async def test_a_write_in_the_grace_starts_it_again(ending_house: Ordered) -> No
 
 
 @pytest.mark.slow
-async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> None:
+async def test_a_local_copy_that_changed_is_no_longer_proof(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
     copy = next((ending_house.ctx.home / "artifacts" / job).rglob("model"))
@@ -315,7 +313,7 @@ async def test_a_copy_that_changed_here_is_not_proven(ending_house: Ordered) -> 
 
 
 @pytest.mark.slow
-async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) -> None:
+async def test_a_users_teardown_request_is_not_taken_over(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     view = await ending_house.asks(job, "stop")
     assert view.record.state is Teardown.AWAITING_HUMAN
@@ -324,7 +322,7 @@ async def test_a_request_of_a_person_is_not_taken_over(ending_house: Ordered) ->
 
 
 @pytest.mark.slow
-async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house: Ordered) -> None:
+async def test_a_silent_machine_is_not_ended_until_it_answers_again(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
     ending_house.backend.silent = True
@@ -340,7 +338,7 @@ async def test_a_silent_provider_ends_nothing_and_the_grace_is_kept(ending_house
 
 
 @pytest.mark.slow
-async def test_a_laptop_that_slept_gives_the_grace_again(ending_house: Ordered) -> None:
+async def test_the_grace_restarts_after_the_laptop_slept(ending_house: Ordered) -> None:
     await ending_house.proven()
     await ending_house.watched(2)
     ending_house.clock.advance(9 * 3600)
@@ -352,7 +350,7 @@ async def test_a_laptop_that_slept_gives_the_grace_again(ending_house: Ordered) 
     assert not ending_house.bills()
 
 
-async def test_a_clock_that_goes_back_ends_nothing_early(ending_house: Ordered) -> None:
+async def test_a_clock_set_back_does_not_end_a_machine_early(ending_house: Ordered) -> None:
     await ending_house.proven()
     await ending_house.watched(5)
     ending_house.clock.advance(-3600)
@@ -372,7 +370,7 @@ async def test_two_watches_end_a_machine_once(ending_house: Ordered) -> None:
 
 
 @pytest.mark.slow
-async def test_an_end_that_the_platform_only_claims_is_told(ending_house: Ordered) -> None:
+async def test_an_end_that_has_no_effect_raises_an_alert(ending_house: Ordered) -> None:
     await ending_house.proven()
     ending_house.cloud.inject(records(ending_house.cloud)[0].id, Fault(kind="bills_when_stopped"))
     ending_house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="terminate", count=1_000),)))
@@ -383,9 +381,7 @@ async def test_an_end_that_the_platform_only_claims_is_told(ending_house: Ordere
 # ------------------------------------------------------------------------------------------------ who may allow it
 
 
-async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
-    tmp_path: Path, processes: Processes
-) -> None:
+async def test_an_order_for_one_job_is_given_with_its_spending_approval(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     checked = await submit(house.ctx, house.spec())
     assert checked.receipt is not None
@@ -400,7 +396,7 @@ async def test_an_order_for_one_job_comes_with_the_approval_of_its_spending(
     assert ordered.data.receipt == checked.receipt
 
 
-async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
+async def test_the_terminal_explains_an_order_before_it_is_given(
     tmp_path: Path, processes: Processes, wording: Wording
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "off", grace_minutes=7)
@@ -421,7 +417,7 @@ async def test_a_person_gives_the_order_at_the_terminal_and_sees_what_it_means(
     wording(refused)
 
 
-async def test_who_says_no_at_the_terminal_orders_nothing(
+async def test_answering_no_at_the_terminal_orders_nothing(
     tmp_path: Path, processes: Processes, wording: Wording
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
@@ -436,7 +432,7 @@ async def test_who_says_no_at_the_terminal_orders_nothing(
 
 
 @pytest.mark.attack("agent", "gives automatic teardown through a channel that is not a terminal")
-async def test_no_other_channel_brings_an_order(tmp_path: Path, processes: Processes) -> None:
+async def test_an_order_through_any_other_channel_is_ignored(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     checked = await submit(house.ctx, house.spec())
     issued = house.ctx.ledger.last(f"receipt/{checked.receipt}", ReceiptIssued)
@@ -447,7 +443,7 @@ async def test_no_other_channel_brings_an_order(tmp_path: Path, processes: Proce
 
 
 @pytest.mark.attack("agent", "sets automatic teardown by a variable")
-def test_no_variable_sets_an_order(tmp_path: Path) -> None:
+def test_an_environment_variable_never_sets_an_order(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("", "utf-8")
     home = {"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)}
@@ -462,7 +458,7 @@ def test_no_variable_sets_an_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("agent", "names another policy file that orders the end")
-async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(ending_house: Ordered) -> None:
+async def test_an_unrecorded_policy_orders_nothing(ending_house: Ordered) -> None:
     notice = Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml")
     doubted = replace(ending_house.ctx.in_force, notices=(notice,))
     ending_house.ctx.source = lambda: doubted
@@ -470,7 +466,7 @@ async def test_another_policy_or_ledger_than_the_recorded_one_orders_nothing(end
 
 
 @pytest.mark.attack("agent", "submits a job or calls a tool with an argument that orders the end")
-async def test_no_argument_of_a_tool_and_no_field_of_a_job_is_an_order(ending_house: Ordered) -> None:
+async def test_tool_arguments_and_job_fields_offer_no_order(ending_house: Ordered) -> None:
     from gpuwarden.interfaces.mcp.server import make_server
 
     tools = await make_server(ending_house.ctx).list_tools()
@@ -489,7 +485,7 @@ async def test_an_announcement_without_its_alert_ends_nothing(ending_house: Orde
     assert ending_house.bills(), "nobody was warned, so nobody could object"
 
 
-async def test_an_objection_to_what_does_not_exist_is_an_error(ending_house: Ordered) -> None:
+async def test_an_objection_for_an_unknown_job_is_an_error(ending_house: Ordered) -> None:
     with pytest.raises(NotFound):
         object_to(ending_house.ctx, "j-nothing", "command line", "test")
 
@@ -509,7 +505,7 @@ async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: 
 # ---------------------------------------------------------------------------------------------------- automatic copies
 
 
-async def test_a_success_is_copied_and_verified_before_anybody_asks(ending_house: Ordered) -> None:
+async def test_a_successful_job_is_copied_before_any_request(ending_house: Ordered) -> None:
     job = await ending_house.ended()
     await ending_house.watcher.keeper.round()
     assert (ending_house.ctx.home / "artifacts" / job / "out" / "model").read_bytes() == b"weights"
@@ -530,7 +526,7 @@ async def test_a_copy_that_is_being_verified_is_not_verified_twice(ending_house:
     assert copy_state(ctx, job) is not Copy.UNVERIFIED
 
 
-async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, processes: Processes) -> None:
+async def test_outputs_above_the_disk_limit_are_not_copied_but_reported(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, background_gb=0.000_000_001)
     job = await house.ended()
     await house.watcher.keeper.round()
@@ -541,7 +537,7 @@ async def test_what_exceeds_the_disk_limit_is_left_and_said(tmp_path: Path, proc
     assert not (house.ctx.home / "artifacts" / job).exists(), "0 copies nothing"
 
 
-async def test_a_copy_that_fails_is_tried_again_less_and_less_often(ending_house: Ordered) -> None:
+async def test_a_failing_copy_is_retried_with_backoff(ending_house: Ordered) -> None:
     job = await ending_house.ended()
     ending_house.backend.silent = True
     asked = 0
@@ -564,7 +560,7 @@ async def test_a_copy_that_fails_is_tried_again_less_and_less_often(ending_house
 
 @pytest.mark.parametrize("verb", ["terminate", "stop"])
 @pytest.mark.prove
-async def test_a_pending_approval_is_an_alert_at_once_and_again(
+async def test_a_pending_approval_raises_an_alert_at_once_and_repeatedly(
     tmp_path: Path, processes: Processes, verb: Verb, wording: Wording
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
@@ -579,7 +575,9 @@ async def test_a_pending_approval_is_an_alert_at_once_and_again(
     assert 4 <= raised_kinds.count("approval") <= 6, "10, 30, 90, 270 and 810 minutes"
 
 
-async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: Processes, wording: Wording) -> None:
+async def test_spending_that_waits_for_approval_raises_an_alert(
+    tmp_path: Path, processes: Processes, wording: Wording
+) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
     checked = await submit(house.ctx, house.spec())
@@ -589,7 +587,7 @@ async def test_a_spending_that_waits_is_an_alert_too(tmp_path: Path, processes: 
     wording(found.text)
 
 
-async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(ending_house: Ordered, tmp_path: Path) -> None:
+async def test_a_copy_in_a_second_folder_does_not_void_the_first_copy(ending_house: Ordered, tmp_path: Path) -> None:
     job = await ending_house.proven()
     before = await ending_house.asks(job)
     await pull(ending_house.ctx, job, tmp_path / "elsewhere")
@@ -598,7 +596,7 @@ async def test_a_copy_in_a_second_folder_makes_the_first_one_no_worse(ending_hou
     assert after.record.state is Teardown.AWAITING_HUMAN
 
 
-async def test_the_first_copy_counts_no_more_once_it_changed(ending_house: Ordered, tmp_path: Path) -> None:
+async def test_a_changed_first_copy_no_longer_counts(ending_house: Ordered, tmp_path: Path) -> None:
     job = await ending_house.proven()
     await pull(ending_house.ctx, job, tmp_path / "elsewhere")
     next((ending_house.ctx.home / "artifacts" / job).rglob("model")).write_bytes(b"garbage")

@@ -37,7 +37,7 @@ async def saved(house: Ordered, content: bytes) -> str:
 # ------------------------------------------------------------------------------------------------ a full local disk
 
 
-async def test_a_full_disk_here_ends_nothing_and_the_copy_is_made_once_there_is_room(
+async def test_a_full_local_disk_delays_the_copy_and_the_teardown(
     tmp_path: Path,
     processes: Processes,
     disk: Callable[[str], Path],
@@ -93,7 +93,7 @@ async def test_a_disk_that_fills_in_the_grace_keeps_the_machine(
 # ----------------------------------------------------------------------------------------------------- a false stop
 
 
-async def test_a_stop_that_the_platform_claims_while_the_meter_runs_is_told(
+async def test_a_claimed_stop_with_a_running_meter_raises_an_alert(
     tmp_path: Path,
     processes: Processes,
 ) -> None:
@@ -111,7 +111,7 @@ async def test_a_stop_that_the_platform_claims_while_the_meter_runs_is_told(
 # ------------------------------------------------------------------------------------------------------ two watches
 
 
-async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ordered) -> None:
+async def test_two_watch_processes_end_a_machine_once(ending_house: Ordered) -> None:
     """Each has its own ledger connection, and both run their rounds at the same time, as after a lost lock."""
     job = await ending_house.proven()
     other = open_house(ending_house.ctx.home, ending_house.clock, policy=ending_house.ctx.policy)
@@ -137,7 +137,7 @@ async def test_two_watches_of_two_processes_end_a_machine_once(ending_house: Ord
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("later", "ends"), [("off", False), ("stop", False), ("terminate", True)])
-async def test_a_policy_edited_in_the_grace_takes_the_order_back_or_gives_it_longer(
+async def test_a_policy_edited_during_the_grace_withdraws_or_delays_the_order(
     ending_house: Ordered, later: str, *, ends: bool
 ) -> None:
     job = await ending_house.proven()
@@ -160,7 +160,7 @@ async def test_a_policy_edited_in_the_grace_takes_the_order_back_or_gives_it_lon
 # -------------------------------------------------------------------------------------------------- renamed outputs
 
 
-async def test_an_output_that_is_renamed_after_a_copy_is_copied_again_under_its_new_name(ending_house: Ordered) -> None:
+async def test_an_output_renamed_after_a_copy_is_copied_under_its_new_name(ending_house: Ordered) -> None:
     job = await ending_house.started()
     ending_house.backend.write(ending_house.handle(job), "step-900.safetensors", weights())
     await pull(ending_house.ctx, job)
@@ -177,7 +177,7 @@ async def test_an_output_that_is_renamed_after_a_copy_is_copied_again_under_its_
     ending_house.holds()
 
 
-async def test_an_output_that_is_moved_out_of_what_was_declared_keeps_the_machine(ending_house: Ordered) -> None:
+async def test_an_output_moved_outside_the_declared_paths_keeps_the_machine(ending_house: Ordered) -> None:
     """The proven copy has the old path; the machine has the only file at the new path, which is undeclared."""
     job = await ending_house.started()
     ending_house.backend.write(ending_house.handle(job), "model.safetensors", weights())

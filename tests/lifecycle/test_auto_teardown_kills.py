@@ -348,7 +348,7 @@ def pretended() -> Iterator[None]:
 @pytest.mark.endurance
 @pytest.mark.attack("ending", "kills the watch and cuts its lines while machines end by an order and the provider lies")
 @pytest.mark.usefixtures("pretended")
-def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(
+def test_kills_and_cuts_never_lose_a_checkpoint_or_hide_a_meter(
     tmp_path: Path, phone: Phone, record_property: Callable[[str, object], None]
 ) -> None:
     _nights(tmp_path, phone, record_property, lambda deaths, cuts: deaths + cuts >= HITS)
@@ -358,7 +358,7 @@ def test_no_kill_and_no_cut_loses_a_checkpoint_or_hides_a_meter(
 @pytest.mark.endurance
 @pytest.mark.attack("ending", "kills the watch again and again while the user objects to automatic teardown")
 @pytest.mark.usefixtures("pretended")
-def test_no_kill_breaks_the_word_that_a_machine_stays(
+def test_a_kill_never_breaks_the_promise_that_a_machine_stays(
     tmp_path: Path, phone: Phone, record_property: Callable[[str, object], None]
 ) -> None:
     """No machine ends after "stays" or without a delivered notice, and none is billed without an alert."""

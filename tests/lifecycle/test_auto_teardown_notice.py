@@ -64,7 +64,7 @@ async def test_the_grace_begins_when_the_notice_is_delivered(house: Ordered, pho
     assert not house.bills() and len(phone.notices()) == 1
 
 
-async def test_a_notice_that_was_recorded_and_not_sent_is_sent_by_the_next_watch(house: Ordered, phone: Phone) -> None:
+async def test_the_next_watch_sends_a_recorded_but_unsent_notice(house: Ordered, phone: Phone) -> None:
     await house.proven()
     with patch.object(Courier, "round", side_effect=RuntimeError("killed")):
         await house.watched(1)
@@ -78,9 +78,7 @@ async def test_a_notice_that_was_recorded_and_not_sent_is_sent_by_the_next_watch
     assert not house.bills()
 
 
-async def test_a_channel_that_fails_is_asked_less_and_less_often_and_for_news_at_once(
-    house: Ordered, phone: Phone
-) -> None:
+async def test_a_failing_channel_is_retried_with_backoff(house: Ordered, phone: Phone) -> None:
     await house.proven()
     asked: list[float] = []
 
@@ -100,7 +98,7 @@ async def test_a_channel_that_fails_is_asked_less_and_less_often_and_for_news_at
     assert len(sent) == len(phone.taken), "each is sent once"
 
 
-async def test_what_is_over_before_it_could_be_sent_is_not_sent(house: Ordered, phone: Phone) -> None:
+async def test_an_alert_resolved_before_delivery_is_not_sent(house: Ordered, phone: Phone) -> None:
     job = await house.proven()
     phone.down = True
     await house.watched(30)
@@ -111,9 +109,7 @@ async def test_what_is_over_before_it_could_be_sent_is_not_sent(house: Ordered, 
 
 
 @pytest.mark.parametrize("how", ["slept", "restarted"])
-async def test_a_watch_that_was_away_longer_than_the_grace_gives_the_notice_again(
-    house: Ordered, phone: Phone, how: str
-) -> None:
+async def test_a_watch_away_longer_than_the_grace_repeats_the_notice(house: Ordered, phone: Phone, how: str) -> None:
     await house.proven()
     await house.watched(2)
     house.clock.advance(11 * MINUTE)
@@ -127,7 +123,7 @@ async def test_a_watch_that_was_away_longer_than_the_grace_gives_the_notice_agai
     assert not house.bills() and len(phone.notices()) == 2
 
 
-async def test_an_end_that_every_gap_puts_off_is_overdue(house: Ordered, phone: Phone) -> None:
+async def test_an_end_delayed_by_every_gap_is_overdue(house: Ordered, phone: Phone) -> None:
     """A laptop sleeps repeatedly, or a timer runs the watch less often than the grace period."""
     await house.proven()
     raised: list[str] = []
@@ -137,7 +133,7 @@ async def test_an_end_that_every_gap_puts_off_is_overdue(house: Ordered, phone: 
     assert house.bills() and raised.count("ending_soon") == 4 and raised.count("finished_billing") == 1
 
 
-async def test_a_gap_is_remembered_by_a_watch_that_is_killed_right_after_it(house: Ordered, phone: Phone) -> None:
+async def test_a_watch_killed_right_after_a_gap_remembers_the_gap(house: Ordered, phone: Phone) -> None:
     """The first round after the gap could not reach the machine, so it announced nothing."""
     await house.proven()
     await house.watched(2)
@@ -151,9 +147,7 @@ async def test_a_gap_is_remembered_by_a_watch_that_is_killed_right_after_it(hous
     assert house.bills() and len(phone.notices()) == 2
 
 
-async def test_a_watch_that_died_between_its_approval_and_its_call_gives_the_notice_again(
-    house: Ordered, phone: Phone
-) -> None:
+async def test_a_watch_that_died_before_its_teardown_call_repeats_the_notice(house: Ordered, phone: Phone) -> None:
     job = await house.proven()
     with patch.object(gate, "_finish", side_effect=RuntimeError("killed")):
         await house.watched(13)
@@ -176,7 +170,7 @@ async def test_a_watch_that_is_restarted_soon_keeps_the_notice(house: Ordered, p
     assert not house.bills() and len(phone.notices()) == 1
 
 
-async def test_a_watch_that_lost_its_memory_gives_the_notice_again(house: Ordered, phone: Phone) -> None:
+async def test_a_watch_without_its_state_file_repeats_the_notice(house: Ordered, phone: Phone) -> None:
     await house.proven()
     await house.watched(5)
     (house.ctx.home / "watch.json").unlink()
@@ -188,7 +182,7 @@ async def test_a_watch_that_lost_its_memory_gives_the_notice_again(house: Ordere
 # ------------------------------------------------------------------------------------------------------ without a watch
 
 
-async def test_automatic_teardown_without_a_watch_is_said_first(house: Ordered, wording: Wording) -> None:
+async def test_automatic_teardown_without_a_watch_shows_a_warning(house: Ordered, wording: Wording) -> None:
     (first,) = notices(house.ctx)
     (step,) = first.next_steps
     assert (first.kind, step.action, dict(step.parameters)) == ("unwatched", Action.WATCH, {"install": True})
@@ -200,7 +194,7 @@ async def test_automatic_teardown_without_a_watch_is_said_first(house: Ordered, 
     assert [n.kind for n in notices(house.ctx)] == ["unwatched"]
 
 
-async def test_an_order_of_one_job_needs_a_watch_too(tmp_path: Path, processes: Processes) -> None:
+async def test_a_job_order_without_a_watch_shows_a_warning(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     await house.started()
     assert notices(house.ctx) == ()
@@ -214,7 +208,7 @@ async def test_an_order_of_one_job_needs_a_watch_too(tmp_path: Path, processes: 
 
 @pytest.mark.parametrize("look", ["check", "status"])
 @pytest.mark.parametrize("announced", [True, False])
-async def test_an_overdue_end_is_an_alert_of_whoever_looks(
+async def test_check_and_status_raise_the_alert_for_an_overdue_end(
     house: Ordered, phone: Phone, look: str, announced: bool
 ) -> None:
     job = await house.proven()
@@ -241,7 +235,7 @@ async def test_an_overdue_end_is_an_alert_of_whoever_looks(
     assert "finished_billing" in {alert.kind for alert in phone.taken}, "the next watch sends it on"
 
 
-async def test_a_broken_policy_hides_no_job_that_has_an_order_of_its_own(house: Ordered) -> None:
+async def test_a_broken_policy_does_not_hide_a_job_with_its_own_order(house: Ordered) -> None:
     job = await house.proven()
     order = automatic_teardown(house.ctx, job)
     assert order is not None
@@ -254,7 +248,7 @@ async def test_a_broken_policy_hides_no_job_that_has_an_order_of_its_own(house: 
     assert (waiting.kind, waiting.expires_at) == ("ordered", None)
 
 
-def test_status_check_and_doctor_begin_with_the_warning(
+def test_status_and_doctor_begin_with_the_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in environment(tmp_path / "home").items():
@@ -275,7 +269,7 @@ def test_status_check_and_doctor_begin_with_the_warning(
     assert warning not in capsys.readouterr().out
 
 
-async def test_no_look_at_a_ledger_that_can_only_be_read_records_anything(house: Ordered) -> None:
+async def test_reading_a_read_only_ledger_records_nothing(house: Ordered) -> None:
     await house.proven()
     house.clock.advance(60 * MINUTE)
     with patch.object(type(house.ctx.ledger), "readable_only", "no room"):

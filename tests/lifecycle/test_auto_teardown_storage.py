@@ -34,7 +34,7 @@ def house(tmp_path: Path, processes: Processes) -> Ordered:
     return made
 
 
-async def test_a_submit_names_what_bills_on_and_how_much(house: Ordered, wording: Wording) -> None:
+async def test_submit_shows_the_price_of_storage_that_stays_billed(house: Ordered, wording: Wording) -> None:
     checked = await submit(house.ctx, house.spec(durable_storage=True))
     reply = results.submitted(checked)
     assert (reply.storage, reply.storage_usd_per_hour, reply.automatic_teardown) == ([VOLUME], 0.02, "terminate")
@@ -50,7 +50,7 @@ async def test_a_submit_names_what_bills_on_and_how_much(house: Ordered, wording
     assert without.storage == []
 
 
-async def test_a_job_that_is_there_already_is_shown_with_its_order(house: Ordered, wording: Wording) -> None:
+async def test_an_adopted_job_is_shown_with_its_order(house: Ordered, wording: Wording) -> None:
     job = await house.started()
     again = await submit(house.ctx, house.spec())
     assert again.adopted and again.job is not None and again.job.id == job and again.ordered == "terminate"
@@ -58,7 +58,7 @@ async def test_a_job_that_is_there_already_is_shown_with_its_order(house: Ordere
 
 
 @pytest.mark.slow
-async def test_the_machine_ends_and_the_storage_is_named_as_billing(house: Ordered, wording: Wording) -> None:
+async def test_the_machine_is_ended_and_its_storage_reported_as_billed(house: Ordered, wording: Wording) -> None:
     job = await house.proven(durable_storage=True)
     await house.watched(15)
     assert not house.bills() and [str(r.state) for r in records(house.cloud)] == ["gone"]
@@ -76,7 +76,7 @@ async def test_the_machine_ends_and_the_storage_is_named_as_billing(house: Order
 
 
 @pytest.mark.slow
-async def test_storage_that_was_not_shown_at_the_submit_is_a_question(house: Ordered) -> None:
+async def test_storage_that_was_not_shown_at_submit_needs_approval(house: Ordered) -> None:
     """The job was submitted with an older version, or its profile gained the storage later."""
     with patch("gpuwarden.lifecycle.submission.submit.storage_after", return_value=()):
         await house.proven(durable_storage=True)
@@ -86,7 +86,7 @@ async def test_storage_that_was_not_shown_at_the_submit_is_a_question(house: Ord
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["stop", "terminate"])
-async def test_no_approval_says_that_nothing_bills_while_storage_does(
+async def test_a_teardown_reply_never_denies_billing_while_storage_is_billed(
     tmp_path: Path, processes: Processes, verb: Verb
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "off")

@@ -24,7 +24,7 @@ def ctx(tmp_path: Path) -> Context:
 
 
 @pytest.mark.parametrize("platform", BY_HAND)
-async def test_a_job_for_it_is_refused_with_the_way_out_and_rents_nothing(
+async def test_a_job_for_a_manual_platform_is_refused_and_rents_nothing(
     ctx: Context, tmp_path: Path, platform: str, wording: Wording
 ) -> None:
     with pytest.raises(Refused) as caught:
@@ -35,13 +35,13 @@ async def test_a_job_for_it_is_refused_with_the_way_out_and_rents_nothing(
 
 
 @pytest.mark.parametrize("platform", BY_HAND)
-def test_there_is_no_door_to_its_meter(ctx: Context, platform: str) -> None:
+def test_a_manual_platform_has_no_provider(ctx: Context, platform: str) -> None:
     with pytest.raises(NotSupported, match=platform):
         ctx.provider(platform)
 
 
 @pytest.mark.parametrize("platform", BY_HAND)
-async def test_its_rules_can_be_rehearsed(ctx: Context, tmp_path: Path, platform: str) -> None:
+async def test_a_manual_platforms_rules_can_be_rehearsed(ctx: Context, tmp_path: Path, platform: str) -> None:
     spec = training(tmp_path / "said", platform=f"rehearsal/{platform}")
     assert (await submit(ctx, spec, dry_run=True)).receipt
     lost = spec.model_copy(update={"outputs": ("/opt/out",)})

@@ -42,7 +42,7 @@ def dates(ctx: Context) -> list[float]:
     return [c.at for c in clocks_of(ctx, read_lease(ctx.ledger, "l1"), read_job(ctx.ledger, "j1"))]
 
 
-def test_a_stopped_machine_is_released_fifteen_days_after_it_was_first_seen_off(tmp_path: Path) -> None:
+def test_a_release_date_counts_from_the_first_sighting_as_stopped(tmp_path: Path) -> None:
     clock = FakeClock()
     w, start = open_house(tmp_path, clock), clock.now()
     off = InstanceState.STOPPED
@@ -52,14 +52,14 @@ def test_a_stopped_machine_is_released_fifteen_days_after_it_was_first_seen_off(
 
 
 @pytest.mark.parametrize("state", [InstanceState.RUNNING, InstanceState.GONE])
-def test_no_clock_runs_for_a_machine_that_is_on_or_gone(tmp_path: Path, state: InstanceState) -> None:
+def test_a_running_or_gone_machine_has_no_release_date(tmp_path: Path, state: InstanceState) -> None:
     ctx = open_house(tmp_path, FakeClock())
     rented(ctx, tmp_path, "rehearsal/autodl", state)
     assert dates(ctx) == []
 
 
 @pytest.mark.parametrize(("timeout", "runs"), [(None, True), (3600, False)])
-def test_the_clock_of_jobs_without_a_timeout_runs_for_those_only(
+def test_the_default_timeout_clock_applies_only_to_jobs_without_a_timeout(
     tmp_path: Path, timeout: int | None, runs: bool
 ) -> None:
     clock = FakeClock()
@@ -68,7 +68,7 @@ def test_the_clock_of_jobs_without_a_timeout_runs_for_those_only(
     assert dates(w) == ([start - 60 + 1800] if runs else [])
 
 
-def test_a_duration_needs_its_beginning_and_prose_alone_has_no_date(wording: Wording) -> None:
+def test_a_duration_needs_a_start_and_prose_gives_no_date(wording: Wording) -> None:
     with pytest.raises(ValidationError) as refused:
         DangerClock.model_validate(FACT | {"after": "15 days", "after_s": 5})
     wording(refused.value.errors()[0]["ctx"]["error"])
@@ -79,7 +79,7 @@ def test_a_duration_needs_its_beginning_and_prose_alone_has_no_date(wording: Wor
     assert unknown.fires_at(1.0, 1.0) is None
 
 
-def test_a_machine_in_a_reply_is_small() -> None:
+def test_rare_instance_fields_are_omitted_when_empty() -> None:
     row = InstanceReply(platform="p", instance_id="i", ours=True, state="running", billing=None)
     rare = {"stopped_usd_per_hour", "stopped_at", "clocks"}
     assert not rare & row.model_dump(mode="json").keys()

@@ -42,7 +42,7 @@ def save(step):"""
 
 
 @every_platform
-async def test_a_new_installation_sees_what_the_account_has(cloud_house: House) -> None:
+async def test_a_new_installation_lists_the_accounts_machines(cloud_house: House) -> None:
     """A forgotten machine is billed, even if this ledger has never used the platform."""
     await cloud_house.launch(cloud_house.spec())
     fresh = open_house(cloud_house.home / "elsewhere", cloud_house.clock, policy=RICH)
@@ -160,7 +160,7 @@ def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(cloud_house: House) -> None:
+async def test_an_unfit_machine_fails_the_job_and_waits_for_the_user(cloud_house: House) -> None:
     cloud_house.machines.broken = 3
     job = await cloud_house.launch(cloud_house.spec())
     seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=5)
@@ -176,7 +176,7 @@ async def test_a_machine_that_is_not_fit_fails_the_job_and_stays_for_a_person(cl
 
 
 @pytest.mark.slow
-async def test_a_machine_that_lets_nobody_in_is_given_back_at_the_boot_limit_with_its_cost(cloud_house: House) -> None:
+async def test_a_machine_without_ssh_at_the_boot_limit_is_released(cloud_house: House) -> None:
     cloud_house.machines.silent = True
     job = await cloud_house.launch(cloud_house.spec())
     seen = await cloud_house.until(job, lambda c: c.lease is not None and c.lease.instance_id is not None, jump_s=20)
@@ -214,7 +214,7 @@ async def test_another_host_at_the_address_gets_nothing(cloud_house: House) -> N
 
 
 @pytest.mark.slow
-async def test_a_contact_that_was_cut_short_goes_on_from_the_key(
+async def test_an_interrupted_first_contact_reuses_the_pinned_host_key(
     cloud_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies between pinning the host key and probing the machine; the next one pins no new key."""
@@ -238,7 +238,7 @@ async def test_a_contact_that_was_cut_short_goes_on_from_the_key(
 
 
 @pytest.mark.slow
-async def test_at_the_cap_a_job_saves_and_its_machine_stops_and_the_user_is_asked(cloud_house: House) -> None:
+async def test_a_job_at_its_cost_cap_saves_and_ends_but_its_machine_stays(cloud_house: House) -> None:
     """RunPod reports prices while a Pod runs, and its cost afterwards. The machine stays, with the saved files."""
     script = TRAIN.replace("def save(step):", SAVES_AT_SIGNAL)
     # The time limit is longer than the cap allows, so that RunPod's own end at that limit does not come first.

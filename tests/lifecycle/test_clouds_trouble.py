@@ -40,7 +40,9 @@ async def finished(house: House, **spec: object) -> str:
 @pytest.mark.slow
 @each_platform
 @pytest.mark.parametrize("fault", [CloudFault(kind="slow_boot", seconds=10**6), CloudFault(kind="failed_boot")])
-async def test_a_machine_that_never_boots_is_given_back_with_its_cost(cloud_house: House, fault: CloudFault) -> None:
+async def test_a_machine_that_never_boots_is_released_and_its_cost_reported(
+    cloud_house: House, fault: CloudFault
+) -> None:
     cloud_house.breaks(fault)
     cloud_house.account.faults = [Fault("lost_request", cloud_house.platform.ends)]
     job = await cloud_house.launch(cloud_house.spec())
@@ -59,7 +61,7 @@ async def test_a_machine_that_never_boots_is_given_back_with_its_cost(cloud_hous
 
 @pytest.mark.slow
 @each_platform
-async def test_a_create_that_is_answered_with_an_error_under_200_is_looked_for_and_then_made_anew(
+async def test_a_create_with_an_error_body_under_200_is_checked_and_repeated(
     cloud_house: House,
 ) -> None:
     cloud_house.account.faults = [Fault("other", cloud_house.platform.creates, body=NOT_DONE)]
@@ -94,7 +96,7 @@ async def test_a_machine_with_another_token_is_not_ours(cloud_house: House, monk
 @pytest.mark.parametrize(
     "cloud_house", [p for p in PLATFORMS if p.name in {"vastai", "paperspace", "runpod"}], indirect=True
 )
-async def test_a_date_that_the_platform_has_set_stands_in_the_list(cloud_house: House) -> None:
+async def test_an_end_date_that_the_platform_reports_is_listed(cloud_house: House) -> None:
     """Vast reports the contract's end in every answer; it endangers a running job and its files.
 
     The other platforms may be given an end date, but an event that nothing observed gets no date.
@@ -115,7 +117,7 @@ async def test_a_date_that_the_platform_has_set_stands_in_the_list(cloud_house: 
 
 
 @every_platform
-async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(cloud_house: House) -> None:
+async def test_an_order_carries_the_price_or_time_limit_its_platform_supports(cloud_house: House) -> None:
     job = await cloud_house.launch(cloud_house.spec())
     order = json.dumps([a.body for a in cloud_house.account.asked if a.method in {"POST", "PUT"}], default=str)
     price = read_job(cloud_house.ctx.ledger, job).price
@@ -126,7 +128,7 @@ async def test_what_is_rented_is_bounded_by_the_price_that_was_checked(cloud_hou
 
 @each_platform
 @pytest.mark.parametrize("price", [0.0, -1.0])
-async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(cloud_house: House, price: float) -> None:
+async def test_a_price_of_zero_or_less_is_unknown_and_needs_approval(cloud_house: House, price: float) -> None:
     cloud_house.account.prices = dict.fromkeys(cloud_house.account.prices, price)
     first = await submit(cloud_house.ctx, cloud_house.spec())
     assert first.ask and first.worst_cost_usd is None
@@ -137,7 +139,7 @@ async def test_a_price_of_nothing_is_unknown_and_a_persons_decision(cloud_house:
 
 
 @every_platform
-async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(cloud_house: House) -> None:
+async def test_interruptible_is_allowed_only_if_outputs_survive_an_interruption(cloud_house: House) -> None:
     """Vast keeps the disk; whether Prime Intellect's interruptible machines do is unknown; the others have none."""
     if cloud_house.platform.spot:
         assert (await submit(cloud_house.ctx, cloud_house.spec(interruptible=True))).receipt
@@ -154,7 +156,7 @@ async def test_an_interruption_is_risked_only_where_the_outputs_outlive_it(cloud
 
 @pytest.mark.prove
 @each_platform
-async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_often(cloud_house: House) -> None:
+async def test_a_rate_limited_teardown_is_retried_with_backoff(cloud_house: House) -> None:
     job = await finished(cloud_house)
     await bring_home(cloud_house, job)
     cloud_house.account.faults = [
@@ -178,7 +180,7 @@ async def test_an_end_that_is_refused_for_a_minute_is_asked_for_less_and_less_of
 
 @pytest.mark.slow
 @each_platform
-async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(cloud_house: House) -> None:
+async def test_a_teardown_with_an_error_body_under_200_is_repeated(cloud_house: House) -> None:
     job = await finished(cloud_house)
     await bring_home(cloud_house, job)
     cloud_house.account.faults = [Fault("other", cloud_house.platform.ends, body=NOT_DONE)]
@@ -191,7 +193,7 @@ async def test_an_end_that_is_answered_with_an_error_under_200_is_no_end(cloud_h
 
 @pytest.mark.prove
 @each_platform
-async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(cloud_house: House) -> None:
+async def test_a_machine_that_comes_back_is_listed_and_can_be_ended_again(cloud_house: House) -> None:
     job = await finished(cloud_house)
     await bring_home(cloud_house, job)
     cloud_house.account.cloud.inject(cloud_house.machine(), CloudFault(kind="comes_back", seconds=5000))
@@ -211,7 +213,7 @@ async def test_a_machine_that_comes_back_after_its_end_is_seen_and_ended_again(c
 
 @pytest.mark.prove
 @every_platform
-async def test_durable_storage_is_asked_for_and_outlives_the_machine(cloud_house: House) -> None:
+async def test_durable_storage_is_created_and_outlives_the_machine(cloud_house: House) -> None:
     """Files on a volume need no copy before teardown; if the platform offers no volume, the gate reports it."""
     out = cloud_house.platform.durable
     if out is None:

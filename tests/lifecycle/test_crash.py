@@ -42,7 +42,7 @@ def kill_often(folder: Path, kills: int) -> Tally:
 @pytest.mark.prove
 @pytest.mark.endurance
 @pytest.mark.attack("ending", "kills gpuwarden at any line while the provider lies and the account changes")
-def test_death_at_200_points_loses_and_doubles_nothing(
+def test_death_at_any_line_loses_and_duplicates_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     tally = kill_often(tmp_path, amount(60, 300))

@@ -114,7 +114,7 @@ def cut_often(folder: Path, server: Sshd, proxy: CuttingProxy, cuts: int) -> Tal
 @pytest.mark.prove
 @pytest.mark.endurance
 @pytest.mark.attack("ending", "cuts the line at any byte while the provider lies and the account changes")
-def test_cuts_with_a_lying_provider_and_two_accounts_lose_and_double_nothing(
+def test_cuts_with_a_lying_provider_lose_and_duplicate_nothing(
     tmp_path: Path, sshd: Sshd, proxy: CuttingProxy, record_property: Callable[[str, object], None]
 ) -> None:
     tally = cut_often(tmp_path, sshd, proxy, amount(10, 30))

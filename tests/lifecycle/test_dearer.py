@@ -50,7 +50,7 @@ def ticket(house: House, job: str) -> str:
 
 
 @pytest.mark.slow
-async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(cloud_house: House, wording: Wording) -> None:
+async def test_a_price_above_a_cap_blocks_the_launch_until_approved(cloud_house: House, wording: Wording) -> None:
     job, seen = await asked(cloud_house, caps())
     wording(seen.note, "$2.99/h", "$1.00/h", "per_job_usd", "$2.00", "$2.99")
     reply = results.worded(results.checked(seen), in_calls)
@@ -79,7 +79,9 @@ async def test_above_a_cap_nothing_is_launched_until_a_person_says_yes(cloud_hou
 
 
 @pytest.mark.slow
-async def test_without_a_yes_the_machine_is_given_back_with_its_cost(cloud_house: House, wording: Wording) -> None:
+async def test_a_machine_without_approval_is_released_and_its_cost_reported(
+    cloud_house: House, wording: Wording
+) -> None:
     job, _ = await asked(cloud_house, caps())
     cloud_house.clock.time += cloud_house.ctx.profile("runpod").limits.boot_timeout_s + 1
     seen = await cloud_house.until(job, lambda c: c.job.state is Job.FAILED, jump_s=30)
@@ -90,13 +92,13 @@ async def test_without_a_yes_the_machine_is_given_back_with_its_cost(cloud_house
     assert cloud_house.billing() == [] and cloud_house.ctx.ledger.events(kind="submit.intent") == []
 
 
-async def test_the_day_counts_too_and_the_job_only_once(cloud_house: House, wording: Wording) -> None:
+async def test_the_daily_cap_applies_and_counts_the_job_once(cloud_house: House, wording: Wording) -> None:
     _, seen = await asked(cloud_house, caps(job=100.0, day=2.5))
     wording(seen.note, "$2.99/h", "$1.00/h", "per_day_usd", "$2.50", "$2.99")
 
 
 @pytest.mark.slow
-async def test_inside_the_caps_it_is_written_down_and_used(cloud_house: House, wording: Wording) -> None:
+async def test_a_higher_price_within_the_caps_is_recorded_and_accepted(cloud_house: House, wording: Wording) -> None:
     cloud_house.account.prices[H100] = 1.0
     cloud_house.ctx.policy = caps(job=5.0, day=3.5)
     job = await cloud_house.launch(cloud_house.spec())
@@ -108,9 +110,7 @@ async def test_inside_the_caps_it_is_written_down_and_used(cloud_house: House, w
     assert cloud_house.ctx.ledger.events(kind="price.ask") == []
 
 
-async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(
-    cloud_house: House, wording: Wording
-) -> None:
+async def test_approval_of_a_price_does_not_cover_a_higher_price(cloud_house: House, wording: Wording) -> None:
     cloud_house.account.prices[H100] = 1.0
     cloud_house.ctx.policy = caps(job=0.5)
     first = await submit(cloud_house.ctx, cloud_house.spec())
@@ -124,7 +124,7 @@ async def test_a_price_that_a_person_approved_is_not_a_yes_to_a_higher_one(
     wording(seen.note, "$2.99/h", "$1.00/h")
 
 
-async def test_a_job_that_is_canceled_meanwhile_leaves_the_machine_to_the_gate(cloud_house: House) -> None:
+async def test_canceling_a_waiting_job_leaves_its_machine_to_the_gate(cloud_house: House) -> None:
     job, _ = await asked(cloud_house, caps())
     assert (await cancel(cloud_house.ctx, job)).job.state is Job.CANCELED
     seen = await check(cloud_house.ctx, job)

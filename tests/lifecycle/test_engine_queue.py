@@ -35,7 +35,7 @@ async def queued(tmp_path: Path, drops: int) -> tuple[Context, PretendQueue, str
     return ctx, queue, job
 
 
-async def test_a_job_that_was_dropped_before_it_started_waits_again_without_using_up_a_restart(tmp_path: Path) -> None:
+async def test_a_job_dropped_before_its_start_requeues_without_using_a_restart(tmp_path: Path) -> None:
     ctx, queue, job = await queued(tmp_path, 3)
     watcher = Watcher(ctx)
     assert not (await watcher.round()).news
@@ -48,7 +48,7 @@ async def test_a_job_that_was_dropped_before_it_started_waits_again_without_usin
     ctx.ledger.close()
 
 
-async def test_a_job_is_not_submitted_again_for_nothing_without_end(tmp_path: Path) -> None:
+async def test_resubmissions_of_a_dropped_job_are_limited(tmp_path: Path) -> None:
     ctx, queue, job = await queued(tmp_path, MOST_DROPPED)
     queue.drop(queue.rows[-1])
     seen = (await check(ctx, job)).job

@@ -73,7 +73,7 @@ class Account:
 
 
 @pytest.mark.parametrize(("emulator", "provider", "gpu"), TOLD, ids=lambda v: getattr(v, "__name__", ""))
-async def test_the_list_shows_until_when_the_balance_lasts(
+async def test_the_list_shows_when_the_balance_runs_out(
     tmp_path: Path,
     web: Web,
     emulator: type[Emulator],
@@ -102,7 +102,9 @@ async def test_the_list_shows_until_when_the_balance_lasts(
     assert (await list_instances(account.ctx)).accounts == (), first
 
 
-async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_terminal_shows_when_the_balance_runs_out(
+    tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]
+) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     known = results.listed((await account.seen())[0])
@@ -116,7 +118,7 @@ async def test_the_terminal_shows_it(tmp_path: Path, web: Web, capsys: pytest.Ca
     assert unknown.accounts[0].note and unknown.accounts[0].note.strip("⟦⟧") in said
 
 
-async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(
+async def test_a_low_balance_raises_one_alert_and_new_credit_clears_it(
     tmp_path: Path, web: Web, wording: Wording
 ) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
@@ -138,7 +140,7 @@ async def test_the_watch_alerts_once_when_it_is_near_and_clears_with_new_credit(
     assert await account.go() == ["-danger_clock"]
 
 
-async def test_with_the_last_machine_goes_the_alert(tmp_path: Path, web: Web) -> None:
+async def test_the_balance_alert_clears_with_the_last_machine(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     made = account.rent("H100 SXM")
     account.cloud.money = 1.0
@@ -148,7 +150,7 @@ async def test_with_the_last_machine_goes_the_alert(tmp_path: Path, web: Web) ->
 
 
 @pytest.mark.parametrize("money", [0.0, -3.0])
-async def test_a_balance_that_is_used_up_is_now(tmp_path: Path, web: Web, money: float, wording: Wording) -> None:
+async def test_an_exhausted_balance_is_due_now(tmp_path: Path, web: Web, money: float, wording: Wording) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.money = money
@@ -168,7 +170,7 @@ async def test_an_unknown_balance_has_no_date(tmp_path: Path, web: Web, wording:
     wording(told.note)
 
 
-async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(tmp_path: Path, web: Web) -> None:
+async def test_the_platforms_reported_spending_counts_if_it_is_higher(tmp_path: Path, web: Web) -> None:
     account = Account(tmp_path, web, RunPodCloud, RunPod)
     account.rent("NVIDIA L4")
     assert isinstance(account.cloud, RunPodCloud)
@@ -178,9 +180,7 @@ async def test_the_platforms_own_word_for_what_is_spent_counts_where_it_is_more(
     assert (await account.seen())[1].burn == 0.43
 
 
-async def test_yuan_without_a_rate_have_no_date_and_with_one_they_have(
-    tmp_path: Path, web: Web, wording: Wording
-) -> None:
+async def test_a_balance_in_yuan_without_a_rate_has_no_date(tmp_path: Path, web: Web, wording: Wording) -> None:
     account = Account(tmp_path, web, AutoDLAccount, AutoDL)
     account.rent("h800")
     _, funds = await account.seen()
@@ -201,12 +201,12 @@ def funds(amount: float, burn: float, *, whole: bool = True) -> Funds:
     return Funds("p", Known(Balance(amount=amount)), burn, whole, 1_800_000_000.0, "gone")
 
 
-def test_a_price_that_is_not_known_makes_the_date_the_latest(wording: Wording) -> None:
+def test_an_unknown_price_makes_the_date_a_latest_date(wording: Wording) -> None:
     clock = funds(10.0, 2.0, whole=False).clock
     assert clock is not None
     wording(clock.trigger, "$10.00", "$2.00/h", "2027-01-15 13:00 UTC")
 
 
 @pytest.mark.parametrize(("amount", "burn"), [(10.0, 0.0), (10.0, -1.0), (1e17, 1e-17), (8.784, 0.001 - 1e-9)])
-def test_no_burn_and_a_far_end_have_no_date(amount: float, burn: float) -> None:
+def test_no_spending_or_a_distant_end_has_no_date(amount: float, burn: float) -> None:
     assert funds(amount, burn).clock is None

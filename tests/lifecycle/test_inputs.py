@@ -75,7 +75,7 @@ def listed(root: Path, *names: str) -> Inputs:
 # ---------------------------------------------------------------------------------------------- allowed inputs
 
 
-def test_a_folder_goes_without_what_is_hidden_or_made_again(near: Path) -> None:
+def test_an_input_folder_excludes_hidden_and_generated_files(near: Path) -> None:
     found = listed(near, "code", "data.txt", "code/a.py")
     assert [f.path for f in found.files] == ["code/a.py", "code/deep/b.py", "data.txt"]
     assert found.left_out == ("code/.git", "code/__pycache__", "code/env")
@@ -85,21 +85,19 @@ def test_a_folder_goes_without_what_is_hidden_or_made_again(near: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", ".", "new\nline", "back\\slash"])
-def test_a_name_that_is_no_path_below_is_no_spec(name: str) -> None:
+def test_an_input_outside_the_working_directory_is_invalid(name: str) -> None:
     with pytest.raises(ValidationError):
         JobSpec(platform="local", command=("x",), inputs=(name,))
 
 
 @pytest.mark.parametrize("name", [".env", "code/.git", "code/.git/config", "none"])
-def test_what_is_hidden_or_missing_is_refused(near: Path, name: str, wording: Wording) -> None:
+def test_a_hidden_or_missing_input_is_refused(near: Path, name: str, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         listed(near, name)
     wording(refused, name)
 
 
-def test_no_link_leaves_the_working_directory_or_uncovers_what_is_hidden(
-    near: Path, tmp_path: Path, wording: Wording
-) -> None:
+def test_links_to_outside_or_hidden_files_are_refused(near: Path, tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "outside.txt").write_text("x")
     for n, target in enumerate(("/etc/passwd", "../../outside.txt", "../.env", "nowhere", "../code", "..")):
         folder = near / f"links{n}"
@@ -117,7 +115,7 @@ def test_no_link_leaves_the_working_directory_or_uncovers_what_is_hidden(
 
 
 @pytest.mark.parametrize("name", ["home", "home/ledger.db", "near/link.db", "near/policy.toml", "near/profiles"])
-async def test_nothing_that_gpuwarden_keeps_or_decides_by_is_sent(
+async def test_gpuwardens_own_records_and_settings_are_refused_as_inputs(
     ctx: Context, near: Path, name: str, wording: Wording
 ) -> None:
     (near / "link.db").symlink_to(ctx.home / "ledger.db")
@@ -130,7 +128,7 @@ async def test_nothing_that_gpuwarden_keeps_or_decides_by_is_sent(
     wording(refused, name)
 
 
-def test_a_program_that_becomes_a_pipe_after_it_was_listed_is_not_waited_for(near: Path, wording: Wording) -> None:
+def test_a_program_replaced_by_a_pipe_after_listing_is_refused(near: Path, wording: Wording) -> None:
     files = list_inputs(near, ["code"], {}).files
     (near / "code/a.py").unlink()
     os.mkfifo(near / "code/a.py")
@@ -160,7 +158,9 @@ def test_pipes_sockets_empty_folders_and_odd_names_are_refused(
         caught.value.message.encode()
 
 
-def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_input_limits_are_enforced_with_a_next_step(
+    near: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     for name, value in (("MAX_FILES", 2), ("MAX_INPUT_BYTES", 15), ("MAX_LOOKED", 3)):
         with monkeypatch.context() as patch:
             patch.setattr(inputs, name, value)
@@ -178,7 +178,7 @@ def test_there_are_bounds_and_a_way_out(near: Path, monkeypatch: pytest.MonkeyPa
         (f"{TOKEN}.txt", "x"),
     ],
 )  # fmt: skip
-async def test_what_looks_like_a_secret_closes_the_gate(ctx: Context, near: Path, name: str, content: str) -> None:
+async def test_an_input_that_looks_like_a_secret_is_refused(ctx: Context, near: Path, name: str, content: str) -> None:
     ctx.env = {"MY_TOKEN": "a-value-of-ours"}
     (near / "code" / "deep" / name).write_text(content)
     with pytest.raises(Refused) as caught:
@@ -188,13 +188,15 @@ async def test_what_looks_like_a_secret_closes_the_gate(ctx: Context, near: Path
     assert not ctx.ledger.subjects("job", Job.ACCEPTED) and not ctx.input_store.exists()
 
 
-async def test_a_platform_that_takes_no_files_says_so_at_once(ctx: Context, tmp_path: Path, wording: Wording) -> None:
+async def test_inputs_for_a_platform_without_file_support_are_refused(
+    ctx: Context, tmp_path: Path, wording: Wording
+) -> None:
     with pytest.raises(NotSupported) as refused:
         await submit(ctx, training(tmp_path / "said", platform="hf-jobs", inputs=["data.txt"]), dry_run=True)
     wording(refused, "hf-jobs")
 
 
-def test_rules_know_what_lies_beside_the_script() -> None:
+def test_rules_recognize_inputs_beside_the_script() -> None:
     text = "import helper, other\nfrom datasets import load_dataset\nload_dataset('data/train')\n"
     alone, beside = read_script(text), read_script(text, files=("helper.py", "data/train/a.json"))
     assert alone.third_party == ("datasets", "helper", "other") and [u.id for u in alone.uses.repos] == ["data/train"]
@@ -202,7 +204,7 @@ def test_rules_know_what_lies_beside_the_script() -> None:
 
 
 @pytest.mark.parametrize("command", [["python", "code/train.py"], ["torchrun", "./code/train.py"]])
-async def test_a_program_that_comes_along_is_read_as_a_script_is(
+async def test_a_program_among_the_inputs_is_checked_like_a_script(
     ctx: Context, near: Path, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -240,7 +242,7 @@ async def test_a_file_that_changed_after_the_receipt_is_named(ctx: Context, near
     assert (await submit(ctx, spec, receipt=receipt)).job and len(records(cloud)) == 1
 
 
-async def test_other_bytes_are_another_job(ctx: Context, near: Path, tmp_path: Path) -> None:
+async def test_changed_input_bytes_make_a_new_job(ctx: Context, near: Path, tmp_path: Path) -> None:
     rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said", inputs=["data.txt"])
     one, again = await launch(ctx, spec), (await submit(ctx, spec)).job
@@ -255,7 +257,7 @@ async def test_other_bytes_are_another_job(ctx: Context, near: Path, tmp_path: P
     assert len(list(ctx.input_store.iterdir())) == 2, "what only ended jobs had is dropped"
 
 
-def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: Path, wording: Wording) -> None:
+def test_a_file_that_changes_while_it_is_stored_is_refused(near: Path, tmp_path: Path, wording: Wording) -> None:
     listing = listed(near, "data.txt").files
     (near / "data.txt").write_text("SOME DATA\n")
     with pytest.raises(Conflict, match=r"data\.txt"):
@@ -275,7 +277,7 @@ def test_a_file_that_changes_while_it_is_taken_is_refused(near: Path, tmp_path: 
 
 
 @pytest.mark.slow
-async def test_a_script_imports_and_reads_what_came_along(ctx: Context, near: Path) -> None:
+async def test_a_script_imports_and_reads_its_inputs(ctx: Context, near: Path) -> None:
     script = "import os, sys\nfrom code_of_mine import A\nprint(A, open('data.txt').read(), os.getcwd() in sys.path)\n"
     (near / "code_of_mine.py").write_text("A = 41\n")
     spec = JobSpec(platform="local", script=script, timeout_s=60, inputs=("code_of_mine.py", "data.txt"))
@@ -302,7 +304,7 @@ def save(step):""", 1)  # fmt: skip
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cloud_house", [VASTAI], ids=["vastai"], indirect=True)
-async def test_inputs_reach_a_rented_machine_and_a_relaunch_leaves_them(cloud_house: House, tmp_path: Path) -> None:
+async def test_inputs_reach_a_rented_machine_and_stay_after_a_relaunch(cloud_house: House, tmp_path: Path) -> None:
     near = tmp_path / "near"
     (near / "code").mkdir(parents=True)
     (near / "code" / "data.txt").write_text("first")
@@ -364,7 +366,7 @@ anyio.run(submit, w, JobSpec.model_validate_json(spec))
 
 
 @pytest.mark.prove
-async def test_a_push_that_was_killed_goes_on_where_it_was(sshd: Sshd, near: Path, tmp_path: Path) -> None:
+async def test_a_push_that_was_killed_is_completed_by_the_next_process(sshd: Sshd, near: Path, tmp_path: Path) -> None:
     profiles, notes, far = tmp_path / "profiles", tmp_path / "notes.toml", tmp_path / "far"
     profiles.mkdir()
     text = (ROOT / "profiles" / "local.md").read_text("utf-8")
@@ -426,7 +428,7 @@ def driver(tmp_path: Path, near: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         pytest.param(amount(16, 80), marks=[pytest.mark.prove, pytest.mark.endurance]),
     ],
 )
-def test_death_while_inputs_are_taken_and_copied_loses_and_doubles_nothing(
+def test_death_while_copying_inputs_loses_and_duplicates_nothing(
     driver: Driver, near: Path, tmp_path: Path, deaths: int
 ) -> None:
     """The process dies at, or close to, the lines that list, store or copy an input."""

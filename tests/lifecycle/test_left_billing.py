@@ -154,7 +154,7 @@ async def test_a_call_without_effect_is_repeated_although_the_clock_was_set_back
     assert len(house.ctx.ledger.events(view.lease.subject, kind=VerbSent)) == len(sent)
 
 
-async def test_a_machine_that_is_interrupted_before_the_first_contact_is_given_back(house: House) -> None:
+async def test_a_machine_interrupted_before_first_contact_is_released(house: House) -> None:
     reports(house, state=InstanceState.INTERRUPTED, meter=None, place=None)
     job = await launch(house.ctx, house.spec(max_cost_usd=None))
     await rounds(house, 2)

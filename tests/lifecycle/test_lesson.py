@@ -89,7 +89,7 @@ def test_a_failure_and_its_fix_become_evidence(ctx: Context, run: Callable[..., 
 
 
 @pytest.mark.slow
-def test_with_everything_said_it_is_an_entry_that_the_loader_takes(
+def test_a_complete_proposal_is_an_entry_that_the_loader_accepts(
     ctx: Context, run: Callable[..., JobRecord], tmp_path: Path, wording: Wording
 ) -> None:
     failed = run(FAILS)
@@ -142,7 +142,7 @@ def test_success_without_a_change_is_no_lesson(
 
 
 @pytest.mark.slow
-def test_what_the_catalogue_knows_already_is_said(ctx: Context, run: Callable[..., JobRecord]) -> None:
+def test_a_failure_that_the_catalogue_knows_is_reported(ctx: Context, run: Callable[..., JobRecord]) -> None:
     failed = run(TRAIN + "\nraise ValueError('Attempting to unscale FP16 gradients.')\n")
     reply = propose_from(anyio.run(gather, ctx, failed.id), None, "", {}, NOTHING)
     assert "PREC-005" in reply.known and "PREC-005" in reply.message
@@ -150,9 +150,7 @@ def test_what_the_catalogue_knows_already_is_said(ctx: Context, run: Callable[..
 
 
 @pytest.mark.slow
-def test_on_the_command_line_and_no_reference_changes(
-    ctx: Context, run: Callable[..., JobRecord], tmp_path: Path
-) -> None:
+def test_the_propose_command_changes_no_reference(ctx: Context, run: Callable[..., JobRecord], tmp_path: Path) -> None:
     failed = run(FAILS)
     before = {path: path.read_bytes() for path in data_dir("references").rglob("*.md")}
     done = in_process(tmp_path / "home", "knowledge", "propose", "--job", failed.id, "--json", MY_TOKEN=SECRET)
@@ -197,7 +195,7 @@ E1121 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
         ("", ""),
     ],
 )
-def test_the_first_error_of_a_log(log: str, first: str) -> None:
+def test_the_first_error_in_a_log_is_found(log: str, first: str) -> None:
     assert first_error(log) == first
 
 
@@ -207,6 +205,6 @@ def test_failing_lines_are_few_distinct_and_bounded() -> None:
     assert len(lines) == 12 == len(set(lines)) and max(map(len, lines)) < 400 and lines[0] == "KeyError: 'input_ids'"
 
 
-def test_versions_are_read_where_they_are_named() -> None:
+def test_versions_are_read_from_a_log() -> None:
     log = "PyTorch version 2.13\ntorch version: 2.13.0+cu129\ntransformers==5.2.1 NCCL version 2.29.3\nstep 4.2"
     assert versions(log, ("trl>=1.0",)) == ("nccl 2.29.3", "torch 2.13.0+cu129", "transformers 5.2.1", "trl>=1.0")

@@ -101,7 +101,7 @@ STALE = Fault(kind="stale", call="find", count=9, seconds=5)
 
 @pytest.mark.slow
 @pytest.mark.attack("spending", "refuses a create that it carries out, while its list is older than the request")
-async def test_what_a_refused_create_made_is_taken_on_at_a_second_look(tmp_path: Path) -> None:
+async def test_a_machine_from_a_refused_create_is_adopted_at_the_second_look(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.cloud = rent_cloud(house.ctx, Fault(kind="false_refusal", call="create"), STALE, settings=SLOW)
     job = await launch(house.ctx, house.spec("refused"))
@@ -116,7 +116,7 @@ async def test_what_a_refused_create_made_is_taken_on_at_a_second_look(tmp_path:
     assert len(records(house.cloud)) == 1 and read_lease(house.ctx.ledger, f"{job}-i1").instance_id
 
 
-async def test_a_true_refusal_is_the_jobs_end_after_a_second_look(tmp_path: Path) -> None:
+async def test_a_true_refusal_fails_the_job_after_a_second_look(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.cloud = rent_cloud(house.ctx, Fault(kind="no_capacity", call="create"), settings=SLOW)
     spec = house.spec("refused")
@@ -143,7 +143,7 @@ async def test_a_refusal_before_anything_was_ordered_is_certain(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("error", [NoCapacity("nothing is free"), BadRequest("that is too large")])
-async def test_the_refusal_of_an_unknown_provider_is_not_certain(tmp_path: Path, error: Exception) -> None:
+async def test_a_plug_in_providers_refusal_is_uncertain(tmp_path: Path, error: Exception) -> None:
     """A plug-in that does not mark its refusals as certain is asked twice."""
     house = House(tmp_path)
 
@@ -159,7 +159,7 @@ async def test_the_refusal_of_an_unknown_provider_is_not_certain(tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.attack("spending", "bills nothing while the meter runs, to lift a cap")
 @pytest.mark.parametrize("cost", [0.0, -3.0])
-async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: float) -> None:
+async def test_a_bill_that_stays_at_zero_lifts_no_cap(tmp_path: Path, cost: float) -> None:
     house = House(tmp_path)
     house.liar.twist = saying(cost_usd=cost)
     job = await launch(house.ctx, house.spec("free", 600, max_cost_usd=0.5))
@@ -176,7 +176,7 @@ async def test_a_bill_that_stays_at_nothing_lifts_no_cap(tmp_path: Path, cost: f
 @pytest.mark.slow
 @pytest.mark.attack("spending", "stops reporting a price, to free the day's budget")
 @pytest.mark.parametrize("price", [None, 0.0, -5.0])
-async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, price: float | None) -> None:
+async def test_a_price_that_is_no_longer_reported_frees_no_budget(tmp_path: Path, price: float | None) -> None:
     house = House(tmp_path)
     job = await launch(house.ctx, house.spec("old"))
     await house.until(job, Job.SUCCEEDED)
@@ -186,7 +186,7 @@ async def test_a_price_that_is_told_no_more_frees_no_budget(tmp_path: Path, pric
     assert spent_today(house.ctx, pretend=True) == 24.0
 
 
-async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path) -> None:
+async def test_an_expensive_machines_worst_cost_counts_toward_the_day(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.liar.twist = saying(price_usd_per_hour=7.0)
     await launch(house.ctx, house.spec("dear", 60, timeout_s=3600))
@@ -195,7 +195,7 @@ async def test_what_a_dear_machine_may_come_to_counts_in_the_day(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.attack("ending", "gives two jobs the same machine")
-async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
+async def test_two_jobs_never_get_the_same_machine(tmp_path: Path) -> None:
     """Otherwise, the proven and approved teardown of one job would delete the other's unpulled files."""
     house = House(tmp_path)
     first = await launch(house.ctx, house.spec("first"))
@@ -216,7 +216,7 @@ async def test_no_two_jobs_are_given_one_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.attack("spending", "rents a machine for each of many short jobs")
-async def test_short_jobs_leave_no_fleet_behind_that_nobody_allowed(tmp_path: Path) -> None:
+async def test_the_idle_machines_of_short_jobs_count_toward_the_daily_cap(tmp_path: Path) -> None:
     """Each job costs almost nothing until it ends, but its machine is billed until the user releases it."""
     house = House(tmp_path, Policy(rehearsal_caps=Caps(per_job_usd=1, per_day_usd=2, per_instance_usd=1)))
     for name in ("one", "two"):

@@ -68,7 +68,7 @@ def first(found: tuple[NextStep, ...]) -> NextStep | None:
 
 
 @pytest.mark.slow
-def test_every_state_has_a_step_that_fits_it() -> None:
+def test_every_state_has_a_fitting_next_step() -> None:
     seen = 0
     for now in every_situation():
         seen += 1
@@ -446,7 +446,7 @@ STORIES: tuple[Callable[[Walk], Awaitable[str]], ...] = (
 
 @pytest.mark.prove
 @pytest.mark.parametrize("begin", STORIES, ids=lambda story: story.__name__)
-async def test_whoever_obeys_the_hints_comes_to_an_end(walk: Walk, begin: Callable[[Walk], Awaitable[str]]) -> None:
+async def test_following_the_hints_reaches_an_end(walk: Walk, begin: Callable[[Walk], Awaitable[str]]) -> None:
     job = await begin(walk)
     await walk.to_the_end(job)
     if not walk.in_the_console:
@@ -571,7 +571,7 @@ NIGHTS: tuple[Callable[[NightWalk], Awaitable[str]], ...] = (
 @pytest.mark.prove
 @pytest.mark.parametrize("order", ["off", "terminate"])
 @pytest.mark.parametrize("begin", NIGHTS, ids=lambda story: story.__name__)
-async def test_whoever_obeys_the_hints_after_a_night_comes_to_an_end(
+async def test_following_the_hints_after_a_night_reaches_an_end(
     tmp_path: Path,
     processes: Processes,
     monkeypatch: pytest.MonkeyPatch,
@@ -588,14 +588,14 @@ async def test_whoever_obeys_the_hints_after_a_night_comes_to_an_end(
 
 
 @pytest.mark.slow
-async def test_the_shortest_way_after_a_success(walk: Walk) -> None:
+async def test_hints_after_a_success_lead_from_pull_to_approval(walk: Walk) -> None:
     await walk.to_the_end(await walk.saved())
     steps = [line.split()[0] for line in walk.path]
     assert steps[:4] == ["pull", "verify", "teardown", "approve"] and set(steps[4:]) <= {"teardown", "check"}
 
 
 @pytest.mark.slow
-async def test_what_is_done_is_not_asked_for_again(walk: Walk) -> None:
+async def test_a_completed_step_is_not_suggested_again(walk: Walk) -> None:
     job = await walk.saved()
     for use, wanted in ((pull, Action.VERIFY), (verify_job, Action.TEARDOWN)):
         await use(walk.ctx, job)  # type: ignore[operator]

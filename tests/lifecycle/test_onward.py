@@ -92,9 +92,7 @@ async def rig(tmp_path: Path) -> Rig:
     return rig
 
 
-async def test_a_machine_that_was_started_anew_without_the_folder_ends_the_job_on_the_second_look(
-    rig: Rig, wording: Wording
-) -> None:
+async def test_a_restarted_machine_without_the_run_folder_fails_the_job(rig: Rig, wording: Wording) -> None:
     rig.machine.answer = MISSING
     assert await rig.state() == (Job.UNKNOWN, Code.FOLDER_LATE)
     assert (await rig.state(30))[0] is Job.UNKNOWN
@@ -103,7 +101,7 @@ async def test_a_machine_that_was_started_anew_without_the_folder_ends_the_job_o
     wording(hint_of(seen), rig.job, NOT_RENTED_AGAIN, "submit_job")
 
 
-async def test_a_folder_that_comes_up_late_is_the_jobs_own(rig: Rig) -> None:
+async def test_a_run_folder_that_appears_late_keeps_the_job_running(rig: Rig) -> None:
     rig.machine.answer = MISSING
     assert (await rig.state())[0] is Job.UNKNOWN
     rig.machine.answer = Observation(state=Job.RUNNING, machine="boot-2/9")
@@ -116,9 +114,7 @@ async def test_a_folder_that_comes_up_late_is_the_jobs_own(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("machine", "reason"), [("boot-1/9", Code.FOLDER_REMOVED), ("", Code.FOLDER_UNEXPLAINED)], ids=["same", "unknown"]
 )
-async def test_without_a_restart_the_process_may_live_and_a_person_decides(
-    rig: Rig, machine: str, reason: Code
-) -> None:
+async def test_a_missing_folder_without_a_restart_keeps_the_job_unknown(rig: Rig, machine: str, reason: Code) -> None:
     rig.machine.answer = MISSING.model_copy(update={"machine": machine})
     for _ in range(5):
         assert await rig.state(1000) == (Job.UNKNOWN, reason)
@@ -137,7 +133,7 @@ async def test_a_job_that_was_never_seen_running_is_not_declared_dead(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_a_real_machine_that_lost_its_disk_between_two_looks(cloud_house: House) -> None:
+async def test_a_real_machine_that_lost_its_disk_between_polls_fails_the_job(cloud_house: House) -> None:
     """The machine was stopped and started unnoticed: a new start and port, and no run folder."""
     job = await cloud_house.launch(cloud_house.spec("wait"))
     await cloud_house.running(job)
@@ -200,7 +196,7 @@ async def taken(tmp_path: Path) -> AsyncIterator[Taken]:
 
 
 @pytest.mark.slow
-async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: Taken, wording: Wording) -> None:
+async def test_a_lost_job_without_a_copy_is_reported_to_start_over(taken: Taken, wording: Wording) -> None:
     seen = await taken.lost()
     wording(hint_of(seen), NOT_RENTED_AGAIN, "submit_job")
     news = (await Watcher(taken.ctx).round()).news
@@ -211,14 +207,14 @@ async def test_without_a_copy_the_work_begins_anew_and_the_watch_says_so(taken: 
 
 
 @pytest.mark.slow
-async def test_a_copy_that_is_not_verified_is_not_called_one_to_resume_from(taken: Taken, wording: Wording) -> None:
+async def test_an_unverified_copy_needs_verification_before_a_resume(taken: Taken, wording: Wording) -> None:
     pulled = await pull(taken.ctx, taken.job, taken.cwd / "kept")
     seen = await taken.lost()
     wording(hint_of(seen), pulled.dest, f"verify_checkpoint with job_id={taken.job}")
 
 
 @pytest.mark.slow
-async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(taken: Taken) -> None:
+async def test_the_suggested_call_resumes_from_the_verified_copy(taken: Taken) -> None:
     await pull(taken.ctx, taken.job, taken.cwd / "kept copy")
     await prove(taken.ctx, taken.job)
     seen = await taken.lost()
@@ -231,7 +227,7 @@ async def test_the_call_that_resumes_from_the_verified_copy_works_as_it_is_said(
 
 
 @pytest.mark.slow
-async def test_a_copy_elsewhere_has_to_come_below_the_working_directory(taken: Taken) -> None:
+async def test_a_copy_elsewhere_must_move_below_the_working_directory(taken: Taken) -> None:
     pulled = await pull(taken.ctx, taken.job)
     await prove(taken.ctx, taken.job)
     seen = await taken.lost()
@@ -249,7 +245,7 @@ def onward_of(taken: Taken, dest: Path) -> str | None:
 
 
 @pytest.mark.slow
-async def test_a_copy_too_large_for_an_input_goes_by_the_hub(
+async def test_a_copy_too_large_for_an_input_is_resumed_through_the_hub(
     taken: Taken, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     pulled = await pull(taken.ctx, taken.job, taken.cwd / "kept")
@@ -260,7 +256,7 @@ async def test_a_copy_too_large_for_an_input_goes_by_the_hub(
 
 
 @pytest.mark.slow
-async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(cloud_house: House) -> None:
+async def test_a_stopped_machine_is_reported_as_waiting_for_the_user(cloud_house: House) -> None:
     job = await cloud_house.launch(cloud_house.spec("wait"))
     await cloud_house.running(job)
     await cloud_house.reached(job, 3)
@@ -273,7 +269,7 @@ async def test_a_machine_that_lies_stopped_is_said_to_wait_for_a_person(cloud_ho
     assert any(all(step in a.next_steps for step in waits) for a in news)
 
 
-async def test_a_job_that_can_go_on_or_has_succeeded_is_told_nothing_of_the_kind(rig: Rig) -> None:
+async def test_a_running_or_successful_job_gets_no_relaunch_advice(rig: Rig) -> None:
     assert NOT_RENTED_AGAIN not in hint_of(await check(rig.ctx, rig.job))
     rig.machine.answer = Observation(state=Job.SUCCEEDED, machine="boot-1/9")
     assert (await rig.state())[0] is Job.SUCCEEDED

@@ -67,7 +67,7 @@ def spec(**changes: object) -> JobSpec:
 
 
 @pytest.mark.slow
-async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, box: Sshd) -> None:
+async def test_a_job_runs_and_is_pulled_on_the_users_own_machine(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job is not None and done.quote is None and not done.ask, "nothing is metered, so nobody is asked"
     assert any(fingerprint(box.host_key) in f.message for f in done.findings), "the key is shown"
@@ -108,7 +108,7 @@ async def test_the_whole_life_of_a_job_on_a_machine_of_ones_own(ctx: Context, bo
 
 
 @pytest.mark.slow
-async def test_a_checkpoint_that_exists_only_there_withholds_the_advice_to_remove_the_folder(ctx: Context) -> None:
+async def test_a_checkpoint_without_a_copy_withholds_the_removal_advice(ctx: Context) -> None:
     twice = TRAIN + "import shutil; shutil.copytree('out', 'extra')\nos.symlink('/etc/hostname', 'extra/link')\n"
     done = await submit(ctx, spec(script=twice))
     assert done.job is not None and (await until(ctx, done.job.id)).job.state is Job.SUCCEEDED
@@ -129,7 +129,7 @@ async def test_a_checkpoint_that_exists_only_there_withholds_the_advice_to_remov
 
 
 @pytest.mark.attack("ending", "puts a sentence into the name of a file that is named in the advice")
-async def test_a_file_name_that_may_be_a_sentence_is_quoted_in_the_advice(
+async def test_a_file_name_like_a_sentence_is_quoted_in_the_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the emulated machine's run root is relative
@@ -149,7 +149,7 @@ async def test_a_file_name_that_may_be_a_sentence_is_quoted_in_the_advice(
 
 
 @pytest.mark.slow
-async def test_a_machine_that_cannot_be_inspected_gets_no_advice_to_remove_a_folder(ctx: Context, box: Sshd) -> None:
+async def test_a_machine_that_cannot_be_inspected_gets_no_removal_advice(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job is not None and (await until(ctx, done.job.id)).job.state is Job.SUCCEEDED
     await pull(ctx, done.job.id)
@@ -162,7 +162,7 @@ async def test_a_machine_that_cannot_be_inspected_gets_no_advice_to_remove_a_fol
 
 
 @pytest.mark.slow
-async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
+async def test_canceling_a_job_leaves_other_jobs_running(ctx: Context) -> None:
     sleeper = "# /// script\n# dependencies = []\n# ///\nimport time\nprint('up', flush=True)\ntime.sleep(600)\n"
     one, two = [await submit(ctx, spec(script=sleeper, args=(name,))) for name in ("one", "two")]
     assert one.job and two.job
@@ -177,7 +177,7 @@ async def test_canceling_ends_the_job_and_nothing_else(ctx: Context) -> None:
 
 @pytest.mark.slow
 @pytest.mark.attack("ending", "answers with another host key")
-async def test_another_key_is_refused_until_the_user_lists_it(ctx: Context, box: Sshd) -> None:
+async def test_a_new_host_key_is_refused_until_the_user_lists_it(ctx: Context, box: Sshd) -> None:
     done = await submit(ctx, spec())
     assert done.job and (await until(ctx, done.job.id)).job.state is Job.SUCCEEDED
     await ctx.backend("ssh").aclose()  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ async def test_a_machine_is_named_by_a_plain_alias(ctx: Context, platform: str) 
         await submit(ctx, spec(platform=platform))
 
 
-def test_the_list_of_platforms_says_how_to_name_one(ctx: Context, wording: Wording) -> None:
+def test_the_platform_list_shows_how_to_name_an_ssh_machine(ctx: Context, wording: Wording) -> None:
     assert "ssh/ALIAS" in ctx.platforms() and "ssh" not in ctx.platforms()
     with pytest.raises(NotFound) as refused:
         ctx.profile("ssh")

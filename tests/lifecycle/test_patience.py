@@ -70,7 +70,7 @@ def slowly(provider: Vast, account: VastCloud, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(provider.client, "_send", slow)
 
 
-async def test_a_list_of_slow_pages_is_unknown_and_holds_up_no_other(
+async def test_a_list_of_slow_pages_times_out_without_hiding_other_lists(
     tmp_path: Path,
     web: Web,
     monkeypatch: pytest.MonkeyPatch,
@@ -111,7 +111,7 @@ async def test_platforms_are_asked_at_the_same_time(
 
 
 @pytest.mark.slow
-async def test_a_machine_that_is_asked_about_without_end_counts_as_billing_and_its_neighbours_wait(
+async def test_a_machine_query_that_hangs_times_out_and_delays_its_neighbors(
     tmp_path: Path,
     web: Web,
     monkeypatch: pytest.MonkeyPatch,

@@ -45,7 +45,7 @@ def house(tmp_path: Path, processes: Processes) -> Paused:
 # ----------------------------------------------------------------------------------------------- pause and resume
 
 
-async def test_a_paused_job_has_no_process_and_nothing_starts_it_unasked(house: Paused) -> None:
+async def test_a_paused_job_stays_paused_until_resumed(house: Paused) -> None:
     job = await house.paused()
     assert house.backend.graces == [120.0]  # the time to save, not a cancel's grace period
     for _ in range(5):
@@ -54,7 +54,7 @@ async def test_a_paused_job_has_no_process_and_nothing_starts_it_unasked(house: 
     house.holds()
 
 
-async def test_it_goes_on_in_the_same_folder_and_uses_up_no_restart(house: Paused) -> None:
+async def test_a_resumed_job_keeps_its_folder_and_uses_no_restart(house: Paused) -> None:
     job = await house.paused(max_restarts=0)
     for n in (2, 3, 4):
         assert (await resume(house.ctx, job)).job.state is Job.RUNNING
@@ -68,7 +68,7 @@ async def test_it_goes_on_in_the_same_folder_and_uses_up_no_restart(house: Pause
     house.holds()
 
 
-async def test_asking_twice_is_as_good_as_once(house: Paused, wording: Wording) -> None:
+async def test_a_repeated_pause_or_resume_has_no_second_effect(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     await pause(house.ctx, job)
     assert len(house.ctx.ledger.events(f"job/{job}", kind=PauseRequested)) == 1
@@ -79,7 +79,7 @@ async def test_asking_twice_is_as_good_as_once(house: Paused, wording: Wording) 
     assert len(house.backend.launched) == 2
 
 
-async def test_a_job_that_still_saves_is_paused_when_it_is_done(house: Paused) -> None:
+async def test_a_saving_job_is_paused_once_it_has_saved(house: Paused) -> None:
     house.opens(platform=RUNPOD)
     job = await house.started()
     house.backend.saving = True
@@ -89,7 +89,7 @@ async def test_a_job_that_still_saves_is_paused_when_it_is_done(house: Paused) -
     assert (await house.after(20, job)).job.state is Job.PAUSED
 
 
-async def test_a_resume_while_it_saves_is_kept_until_it_has_saved(house: Paused) -> None:
+async def test_a_resume_during_a_save_waits_until_the_job_has_saved(house: Paused) -> None:
     house.opens(platform=RUNPOD)
     job = await house.started()
     house.backend.saving = True
@@ -102,7 +102,7 @@ async def test_a_resume_while_it_saves_is_kept_until_it_has_saved(house: Paused)
 
 
 @pytest.mark.slow
-async def test_a_pause_after_a_resume_that_waits_takes_it_back(house: Paused) -> None:
+async def test_a_pause_withdraws_a_waiting_resume(house: Paused) -> None:
     job = await house.paused()
     await house.stopped(job)
     house.opens(Fault(kind="lost_request", call="start", count=9), platform=RUNPOD)
@@ -113,7 +113,7 @@ async def test_a_pause_after_a_resume_that_waits_takes_it_back(house: Paused) ->
     assert house.backend.launched == [(job, 1)]
 
 
-async def test_an_end_of_its_own_comes_before_a_pause(house: Paused, wording: Wording) -> None:
+async def test_a_jobs_own_end_takes_precedence_over_a_pause(house: Paused, wording: Wording) -> None:
     house.opens(platform=RUNPOD)
     for state in ("succeeded", "failed"):
         job = await house.started(name=state)
@@ -124,7 +124,7 @@ async def test_an_end_of_its_own_comes_before_a_pause(house: Paused, wording: Wo
         wording(refused, job)
 
 
-async def test_a_cancel_comes_before_a_resume(house: Paused) -> None:
+async def test_a_canceled_job_is_not_resumed(house: Paused) -> None:
     job = await house.paused()
     canceled = await cancel(house.ctx, job)
     assert (canceled.job.state, canceled.job.reason) == (Job.CANCELED, Code.CANCELED)
@@ -133,7 +133,7 @@ async def test_a_cancel_comes_before_a_resume(house: Paused) -> None:
     assert len(house.backend.launched) == 1
 
 
-async def test_what_has_no_process_can_not_be_paused(house: Paused) -> None:
+async def test_a_job_without_a_process_is_not_paused(house: Paused) -> None:
     job = await launch(house.ctx, house.spec())
     assert house.state(job) is Job.PROVISIONING
     with pytest.raises(Conflict) as refused:
@@ -141,7 +141,7 @@ async def test_what_has_no_process_can_not_be_paused(house: Paused) -> None:
     assert refused.value.next_steps[0].action is Action.CANCEL
 
 
-async def test_a_platform_whose_files_end_with_the_process_is_refused(house: Paused, wording: Wording) -> None:
+async def test_pausing_is_refused_if_files_end_with_the_process(house: Paused, wording: Wording) -> None:
     job = await house.started()
     profile = house.ctx.profile(house.platform).model_copy(update={"kind": "serverless"})
     house.ctx.profile = lambda _platform: profile  # type: ignore[method-assign]
@@ -178,7 +178,7 @@ async def survive(house: Paused, use: object, job: str, dies: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.endurance
-async def test_wherever_its_process_dies_a_pause_is_a_pause_and_a_resume_launches_once(house: Paused) -> None:
+async def test_pause_and_resume_survive_a_death_at_any_point(house: Paused) -> None:
     house.opens(platform=RUNPOD)
     died = 0
     for dies in range(0, 60, amount(4, 1)):
@@ -216,7 +216,7 @@ async def test_an_interruption_before_the_pause_still_uses_up_a_restart(house: P
     assert len(house.backend.launched) == 1
 
 
-async def test_a_machine_that_is_lost_meanwhile_ends_the_job(house: Paused) -> None:
+async def test_losing_the_machine_fails_a_paused_job(house: Paused) -> None:
     job = await house.paused()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="vanish"))
     for _ in range(3):
@@ -227,7 +227,7 @@ async def test_a_machine_that_is_lost_meanwhile_ends_the_job(house: Paused) -> N
 # ------------------------------------------------------------------------------------------------ machine and money
 
 
-async def test_the_machine_bills_on_and_every_reply_says_so(house: Paused, wording: Wording) -> None:
+async def test_pause_reports_that_the_machine_stays_billed(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     reply = results.signaled(await pause(house.ctx, job))
     assert reply.state == "paused"
@@ -246,7 +246,7 @@ async def test_a_forgotten_pause_raises_an_alert(house: Paused) -> None:
     assert house.state(job) is Job.PAUSED
 
 
-async def test_a_stop_takes_a_person_and_a_resume_starts_the_machine_again(house: Paused) -> None:
+async def test_a_stop_needs_approval_and_a_resume_starts_the_machine_again(house: Paused) -> None:
     job = await house.paused()
     view = await house.asks(job, "stop")
     assert view.record.state is Teardown.AWAITING_HUMAN, view.findings  # this platform's disk survives a stop
@@ -268,7 +268,7 @@ async def test_a_stop_takes_a_person_and_a_resume_starts_the_machine_again(house
     house.holds()
 
 
-async def test_where_a_stop_loses_files_it_is_not_suggested_and_not_let_through(house: Paused) -> None:
+async def test_a_stop_that_loses_files_is_neither_suggested_nor_allowed(house: Paused) -> None:
     job = await house.paused("rehearsal/lambda")
     steps = (await check(house.ctx, job)).next_steps
     assert {s.parameters.get("verb") for s in steps if s.action is Action.TEARDOWN} == {"terminate"}
@@ -283,7 +283,7 @@ async def test_where_a_stop_loses_files_it_is_not_suggested_and_not_let_through(
     assert any(s.action is Action.SUBMIT for s in seen.next_steps)  # how to resume the work from the proven copy
 
 
-async def test_a_copy_from_before_the_resume_is_not_enough_after_it(house: Paused) -> None:
+async def test_a_copy_made_before_a_resume_is_stale_after_it(house: Paused) -> None:
     job = await house.paused()
     await pull(house.ctx, job)
     await prove(house.ctx, job)
@@ -296,7 +296,7 @@ async def test_a_copy_from_before_the_resume_is_not_enough_after_it(house: Pause
     assert copy_state(house.ctx, job) is Copy.STALE
 
 
-async def test_a_yes_to_a_stop_does_not_hold_for_a_job_that_went_on(house: Paused, wording: Wording) -> None:
+async def test_resuming_a_job_voids_the_approval_of_its_stop(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     view = await house.asks(job, "stop")
     await resume(house.ctx, job)
@@ -307,7 +307,7 @@ async def test_a_yes_to_a_stop_does_not_hold_for_a_job_that_went_on(house: Pause
     house.holds()
 
 
-async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Paused, wording: Wording) -> None:
+async def test_a_resume_is_refused_while_the_machine_is_being_stopped(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     house.opens(Fault(kind="lost_request", call="stop", count=2), platform=RUNPOD)
     view = await house.yes(await house.asks(job, "stop"))
@@ -322,7 +322,7 @@ async def test_nothing_is_launched_on_a_machine_that_is_being_stopped(house: Pau
 # At 36 USD an hour, an hour's limit costs the 36 USD that were approved.
 
 
-async def test_the_cost_of_every_resumed_attempt_is_recorded_under_the_lock_of_the_caps(
+async def test_the_cost_of_a_resumed_attempt_is_recorded_under_the_caps_lock(
     house: Paused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.opens()
@@ -361,7 +361,7 @@ async def test_a_resume_gets_the_time_that_is_left(house: Paused) -> None:
     assert 2_350 < (house.backend.timeouts[1] or 0) < 2_410
 
 
-async def test_what_the_pause_cost_shortens_the_run_where_the_caps_leave_no_more(house: Paused) -> None:
+async def test_the_cost_of_a_pause_shortens_the_run_at_the_caps(house: Paused) -> None:
     house.opens(platform=RUNPOD)
     job = await house.started()
     await house.after(1200, job)
@@ -373,7 +373,7 @@ async def test_what_the_pause_cost_shortens_the_run_where_the_caps_leave_no_more
     assert 1_100 < (house.backend.timeouts[1] or 0) < 1_210
 
 
-async def test_nothing_is_resumed_on_a_platform_that_was_forbidden_since(house: Paused) -> None:
+async def test_a_resume_on_a_forbidden_platform_is_refused(house: Paused) -> None:
     job = await house.paused()
     before, house.ctx.policy = house.ctx.policy, house.ctx.policy.model_copy(update={"platforms": ("local",)})
     with pytest.raises(Refused):
@@ -383,7 +383,7 @@ async def test_nothing_is_resumed_on_a_platform_that_was_forbidden_since(house: 
     assert read_job(house.ctx.ledger, job).attempt == 2
 
 
-async def test_nothing_is_started_above_what_was_approved_and_the_caps(house: Paused, wording: Wording) -> None:
+async def test_a_resume_above_the_approved_cost_and_the_caps_is_refused(house: Paused, wording: Wording) -> None:
     job = await house.paused()
     await house.stopped(job)
     await house.after(1, job)

@@ -41,7 +41,7 @@ def caps(house: Paused, usd: float, *, day: float | None = None) -> None:
 # ----------------------------------------------------------------------------------------- the last request counts
 
 
-async def test_the_last_word_counts_however_often_it_changes(house: Paused) -> None:
+async def test_the_last_of_many_pauses_and_resumes_counts(house: Paused) -> None:
     job = await house.paused()
     await house.stopped(job)
     house.opens(Fault(kind="lost_request", call="start", count=99), platform=RUNPOD)
@@ -56,7 +56,7 @@ async def test_the_last_word_counts_however_often_it_changes(house: Paused) -> N
     assert house.backend.launched == [(job, 1)]
 
 
-async def test_a_second_pause_while_it_saves_takes_the_resume_back(house: Paused) -> None:
+async def test_a_second_pause_during_a_save_withdraws_the_resume(house: Paused) -> None:
     house.opens(platform=RUNPOD)
     job = await house.started()
     house.backend.saving = True
@@ -116,7 +116,7 @@ async def test_a_stop_that_was_approved_after_a_resume_is_not_undone(house: Paus
 # ---------------------------------------------------------------------------------------------------------- money
 
 
-async def test_an_interruption_after_a_resume_gives_no_time_back(house: Paused) -> None:
+async def test_an_interruption_after_a_resume_restores_no_time(house: Paused) -> None:
     house.opens()
     job = await house.started(interruptible=True, max_restarts=3, max_cost_usd=None)
     approved = read_job(house.ctx.ledger, job).worst_cost
@@ -143,7 +143,7 @@ async def test_an_interruption_after_a_resume_gives_no_time_back(house: Paused) 
     assert cost + price * house.backend.timeouts[-1] / 3600 <= approved * 1.01
 
 
-async def test_a_job_does_not_outrun_its_time_limit_a_minute_at_a_time(house: Paused, wording: Wording) -> None:
+async def test_repeated_resumes_do_not_exceed_the_time_limit(house: Paused, wording: Wording) -> None:
     house.opens(platform=RUNPOD)
     job = await house.started(max_cost_usd=None)
     await house.after(3590, job)
@@ -158,7 +158,7 @@ async def test_a_job_does_not_outrun_its_time_limit_a_minute_at_a_time(house: Pa
     assert len(house.backend.launched) <= 3
 
 
-async def test_jobs_that_were_stashed_day_by_day_do_not_all_go_on_in_one(house: Paused) -> None:
+async def test_jobs_paused_on_different_days_share_one_days_cap_on_resume(house: Paused) -> None:
     """Each one fit into the caps on the day it was submitted, so the user was not asked about any."""
     house.opens(platform=RUNPOD)
     caps(house, 6)
@@ -175,7 +175,7 @@ async def test_jobs_that_were_stashed_day_by_day_do_not_all_go_on_in_one(house: 
             await resume(house.ctx, job)
 
 
-async def test_what_a_resume_may_cost_counts_for_the_day(house: Paused) -> None:
+async def test_the_worst_cost_of_a_resume_counts_toward_the_day(house: Paused) -> None:
     """An expensive pause and a resume after it cost more than the job was accepted with."""
     job = await house.paused(max_cost_usd=None)
     house.clock.advance(3600)
@@ -186,7 +186,7 @@ async def test_what_a_resume_may_cost_counts_for_the_day(house: Paused) -> None:
     assert spent_today(house.ctx, pretend=True) >= (spent(house.ctx, lease) or 0) + 3.6 * limit / 3600 - 0.05
 
 
-async def test_a_persons_yes_lasts_longer_than_a_day(house: Paused) -> None:
+async def test_an_approval_still_covers_a_resume_a_day_later(house: Paused) -> None:
     house.opens(platform=RUNPOD)
     caps(house, 0)
     first = await submit(house.ctx, house.spec(max_cost_usd=None))
@@ -203,7 +203,7 @@ async def test_a_persons_yes_lasts_longer_than_a_day(house: Paused) -> None:
     assert read_job(house.ctx.ledger, job).resume_requested
 
 
-async def test_a_ledger_that_lost_events_fits_no_resume_into_the_caps(
+async def test_a_truncated_ledger_refuses_a_costlier_resume(
     house: Paused, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     job = await house.paused(max_cost_usd=None)
@@ -215,9 +215,7 @@ async def test_a_ledger_that_lost_events_fits_no_resume_into_the_caps(
     wording(refused, job)
 
 
-async def test_a_machine_that_came_back_dearer_is_not_paid_above_what_is_allowed(
-    house: Paused, wording: Wording
-) -> None:
+async def test_a_machine_restarted_at_a_higher_price_launches_no_job(house: Paused, wording: Wording) -> None:
     job = await house.paused(max_cost_usd=None)
     await house.stopped(job)
     caps(house, 0)
@@ -241,7 +239,7 @@ async def test_a_machine_that_came_back_dearer_is_not_paid_above_what_is_allowed
 # --------------------------------------------------------------------------------------------------- at the same time
 
 
-async def test_many_who_resume_at_once_launch_once(house: Paused) -> None:
+async def test_concurrent_resumes_launch_once(house: Paused) -> None:
     job = await house.paused()
     ends: list[str] = []
 
@@ -269,7 +267,7 @@ async def test_a_cancel_while_its_machine_starts_launches_nothing(house: Paused)
 
 
 @pytest.mark.slow
-async def test_a_platform_that_refuses_a_start_is_not_asked_at_every_look(house: Paused) -> None:
+async def test_a_refused_start_is_not_retried_at_every_poll(house: Paused) -> None:
     job = await house.paused()
     await house.stopped(job)
     house.opens(Fault(kind="no_capacity", call="start", count=999), platform=RUNPOD)

@@ -29,7 +29,7 @@ class Rotated(Backend):
 
 
 @pytest.mark.parametrize("first", [0, LINES.index(b"step 20")])
-async def test_a_pulled_log_that_lost_its_beginning_says_so(tmp_path: Path, first: int) -> None:
+async def test_a_pulled_log_without_its_beginning_starts_with_a_note(tmp_path: Path, first: int) -> None:
     (tmp_path / STAGING).mkdir()
     handle = Handle(backend="ssh", token="t", run_dir="/r", place=Place(platform="p", run_root="/"))
     path, lost = await pull._pull_log(Rotated(first), handle, tmp_path, ())
@@ -39,7 +39,7 @@ async def test_a_pulled_log_that_lost_its_beginning_says_so(tmp_path: Path, firs
     assert (f"{first:,}" in head and head.endswith("\n")) if first else head == ""
 
 
-async def test_a_log_beyond_the_limit_counts_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_beyond_the_limit_counts_the_omitted_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / STAGING).mkdir()
     monkeypatch.setattr(pull, "LOG_LIMIT", len(LINES) - LINES.index(b"step 9"))
     handle = Handle(backend="ssh", token="t", run_dir="/r", place=Place(platform="p", run_root="/"))

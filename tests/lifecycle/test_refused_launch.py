@@ -61,7 +61,7 @@ async def ends(ctx: Context, cloud: Any, job: str) -> Any:
 
 
 @pytest.mark.parametrize("refusal", [AuthFailed, RateLimited, Conflict, BadRequest, NotFound])
-async def test_a_refusal_of_the_repetition_does_not_forget_the_job(
+async def test_a_refused_repeat_does_not_lose_the_job(
     house: Any, monkeypatch: pytest.MonkeyPatch, refusal: type[WardenError]
 ) -> None:
     ctx, cloud, said = house
@@ -79,7 +79,7 @@ async def test_a_job_that_a_refused_call_started_is_kept(house: Any, monkeypatch
     assert (await ends(ctx, cloud, job)).job.state is Job.SUCCEEDED
 
 
-async def test_a_repetition_is_refused_for_good_only_if_the_job_is_not_there(
+async def test_a_refused_repeat_fails_the_job_only_if_it_is_known_absent(
     house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx, cloud, said = house

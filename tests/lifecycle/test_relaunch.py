@@ -46,7 +46,7 @@ def house(tmp_path: Path, processes: Processes) -> Allowed:
 # ------------------------------------------------------------------------------------------------- who may decide
 
 
-async def test_a_budget_is_asked_at_the_terminal_and_recorded_with_the_job(house: Allowed, wording: Wording) -> None:
+async def test_a_budget_approved_at_the_terminal_is_recorded_with_the_job(house: Allowed, wording: Wording) -> None:
     checked = await submit(house.ctx, house.spec())
     assert checked.receipt is not None
     person = Typed("yes")
@@ -62,7 +62,7 @@ async def test_a_budget_is_asked_at_the_terminal_and_recorded_with_the_job(house
     wording(refused)
 
 
-async def test_a_no_and_a_budget_that_pays_for_nothing_allow_nothing(house: Allowed, wording: Wording) -> None:
+async def test_a_declined_or_too_small_budget_is_refused(house: Allowed, wording: Wording) -> None:
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
         await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=Decided(None, BUDGET))
@@ -72,7 +72,7 @@ async def test_a_no_and_a_budget_that_pays_for_nothing_allow_nothing(house: Allo
 
 
 @pytest.mark.parametrize("channel", ["elicitation", "rehearsal", "automatic_teardown"])
-async def test_no_other_channel_carries_a_budget(house: Allowed, channel: str) -> None:
+async def test_a_budget_through_any_other_channel_is_ignored(house: Allowed, channel: str) -> None:
     spec = house.spec()
     receipt = str((await submit(house.ctx, spec)).receipt)
     issued = house.ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
@@ -82,7 +82,7 @@ async def test_no_other_channel_carries_a_budget(house: Allowed, channel: str) -
     assert done.job is not None and house.ctx.ledger.last(f"job/{done.job.id}", RelaunchAllowed) is None
 
 
-def test_no_policy_and_no_variable_sets_it() -> None:
+def test_the_policy_has_no_relaunch_setting() -> None:
     assert not [f.path for f in policy_fields() if "relaunch" in f.path]
 
 
@@ -107,7 +107,7 @@ async def test_another_machine_resumes_from_the_proven_copy(house: Allowed) -> N
     house.holds()
 
 
-async def test_without_a_budget_the_next_step_names_the_command(tmp_path: Path, processes: Processes) -> None:
+async def test_without_a_budget_the_next_step_is_a_submit_from_the_copy(tmp_path: Path, processes: Processes) -> None:
     house = Allowed(tmp_path / "home", processes, budget=None)
     job = await house.copied()
     house.takes()
@@ -127,7 +127,7 @@ async def test_without_a_proven_copy_nothing_is_rented(house: Allowed, wording: 
     assert house.rented() == 1
 
 
-async def test_a_copy_that_changed_here_is_not_resumed_from(house: Allowed) -> None:
+async def test_a_changed_local_copy_is_not_resumed_from(house: Allowed) -> None:
     job = await house.copied()
     next((house.ctx.home / "artifacts" / job).rglob("model")).write_bytes(b"garbage")
     house.takes()
@@ -136,7 +136,7 @@ async def test_a_copy_that_changed_here_is_not_resumed_from(house: Allowed) -> N
 
 
 @pytest.mark.slow
-async def test_a_budget_runs_out(house: Allowed, wording: Wording) -> None:
+async def test_an_exhausted_budget_ends_the_relaunches(house: Allowed, wording: Wording) -> None:
     """Each run may cost about $3.60, so $10 pay for two relaunches, whatever the first machines cost."""
     job = await house.copied(max_restarts=50)
     for _ in range(5):
@@ -154,7 +154,7 @@ async def test_a_budget_runs_out(house: Allowed, wording: Wording) -> None:
     house.holds()
 
 
-async def test_a_cap_that_is_set_holds(house: Allowed) -> None:
+async def test_a_daily_cap_limits_a_relaunch(house: Allowed) -> None:
     job = await house.copied()
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps(per_day_usd=3.0)})
     house.takes()
@@ -163,7 +163,7 @@ async def test_a_cap_that_is_set_holds(house: Allowed) -> None:
     assert record.state is Job.FAILED and "per_day_usd" in record.why and house.rented() == 1
 
 
-async def test_the_cost_of_a_relaunch_is_recorded_under_the_lock_of_the_caps_before_anything_is_rented(
+async def test_the_cost_of_a_relaunch_is_recorded_under_the_caps_lock_first(
     house: Allowed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await house.copied()
@@ -213,7 +213,7 @@ async def test_two_watches_rent_exactly_one_machine(house: Allowed) -> None:
     assert house.backend.launched == [(job, 1), (job, 2)]
 
 
-async def test_a_lost_reply_to_the_rent_makes_no_second_machine(house: Allowed) -> None:
+async def test_a_lost_reply_to_the_order_rents_no_second_machine(house: Allowed) -> None:
     job = await house.copied()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_reply", call="create", at=1),)))
     house.takes()
@@ -236,7 +236,7 @@ async def test_a_platform_without_a_free_machine_is_asked_again_later(house: All
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [0, 2])
-async def test_a_rate_limit_delays_a_relaunch_by_minutes_and_is_no_attempt(
+async def test_a_rate_limit_delays_a_relaunch_without_using_an_attempt(
     house: Allowed, monkeypatch: pytest.MonkeyPatch, busy: int
 ) -> None:
     job = await house.copied()
@@ -259,7 +259,7 @@ async def test_a_rate_limit_delays_a_relaunch_by_minutes_and_is_no_attempt(
 
 
 @pytest.mark.slow
-async def test_a_platform_that_never_has_one_ends_the_job_with_what_to_do(house: Allowed) -> None:
+async def test_a_platform_that_never_has_capacity_fails_the_job(house: Allowed) -> None:
     job = await house.copied()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="no_capacity", call="create", at=1, count=99),)))
     house.takes()
@@ -269,7 +269,7 @@ async def test_a_platform_that_never_has_one_ends_the_job_with_what_to_do(house:
     assert any(step.action == "submit" for step in found.next_steps)
 
 
-async def test_a_machine_whose_end_was_asked_for_is_not_replaced(house: Allowed) -> None:
+async def test_a_machine_torn_down_on_request_is_not_replaced(house: Allowed) -> None:
     job = await house.copied()
     view = await house.asks(job)
     await house.yes(view, loss="train")
@@ -333,7 +333,7 @@ async def test_without_a_budget_a_running_job_is_not_copied(tmp_path: Path, proc
 
 
 @pytest.mark.parametrize("leap", [-10 * 86_400.0, 10 * 86_400.0])
-async def test_a_clock_that_leaps_rents_nothing_more(house: Allowed, leap: float) -> None:
+async def test_a_clock_jump_rents_no_extra_machine(house: Allowed, leap: float) -> None:
     job = await house.copied()
     house.takes()
     await house.rounds(2)
@@ -360,7 +360,7 @@ ACTS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(acts=ACTS, interruptible=st.booleans())
-def test_whatever_happens_the_budget_and_the_promises_hold(
+def test_any_story_keeps_the_budget_and_the_promises(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str], interruptible: bool
 ) -> None:
     """No attempt is launched twice, no machine is billed unnoticed, and all relaunches cost at most the budget."""

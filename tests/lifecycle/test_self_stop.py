@@ -59,14 +59,14 @@ def ordered(tmp_path: Path, processes: Processes) -> SelfStopHouse:
 # --------------------------------------------------------------------------------------------------- who may decide
 
 
-def test_only_the_policy_file_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_policy_file_sets_self_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     field = next(f for f in policy_fields() if f.path == "teardown.self_stop_minutes")
     assert field.by_variable is None and TeardownPolicy().self_stop_minutes == 0
     monkeypatch.setenv("GPUWARDEN_TEARDOWN_SELF_STOP_MINUTES", "5")
     assert load_config().policy.teardown.self_stop_minutes == 0
 
 
-async def test_it_is_off_by_default(house: SelfStopHouse) -> None:
+async def test_self_stop_is_off_by_default(house: SelfStopHouse) -> None:
     house.ctx.policy = WEALTHY
     job = await house.started()
     assert (
@@ -74,7 +74,7 @@ async def test_it_is_off_by_default(house: SelfStopHouse) -> None:
     )
 
 
-async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: SelfStopHouse) -> None:
+async def test_a_job_keeps_the_self_stop_policy_of_its_acceptance(house: SelfStopHouse) -> None:
     job, digest = await house.started(), house.ctx.in_force.digest
     house.ctx.policy = WEALTHY
     assert house.handle(job).place.self_stop_order is not None
@@ -82,13 +82,13 @@ async def test_a_job_keeps_what_was_allowed_when_it_was_accepted(house: SelfStop
     assert said is not None and (said.data.after_s, said.data.policy) == (1800.0, digest)
 
 
-async def test_the_grace_of_automatic_teardown_passes_before(tmp_path: Path, processes: Processes) -> None:
+async def test_self_stop_waits_for_the_automatic_teardown_grace(tmp_path: Path, processes: Processes) -> None:
     house = SelfStopHouse(tmp_path / "home", processes, "terminate", minutes=1)
     self_stop = house.handle(await house.started()).place.self_stop_order
     assert self_stop is not None and self_stop.after_s == 10 * 60 + 300
 
 
-async def test_another_policy_than_the_recorded_one_allows_nothing(house: SelfStopHouse) -> None:
+async def test_an_unrecorded_policy_allows_no_self_stop(house: SelfStopHouse) -> None:
     doubted = replace(house.ctx.in_force, notices=(Notice("other_policy", "other.toml", "policy.toml"),))
     house.ctx.source = lambda: doubted
     from gpuwarden.lifecycle.leases.self_stop import self_stop_for
@@ -104,7 +104,9 @@ async def test_another_policy_than_the_recorded_one_allows_nothing(house: SelfSt
     [("vastai", True), ("autodl", True), ("runpod", False), ("lambda", False), ("paperspace", False),
      ("prime-intellect", False)],
 )  # fmt: skip
-async def test_only_where_the_facts_say_so(house: SelfStopHouse, platform: str, allowed: bool) -> None:
+async def test_self_stop_is_used_only_on_platforms_that_support_it(
+    house: SelfStopHouse, platform: str, allowed: bool
+) -> None:
     house.opens(platform=f"rehearsal/{platform}")
     self_stop = house.handle(await house.started()).place.self_stop_order
     assert (self_stop is not None) == allowed
@@ -116,7 +118,7 @@ async def test_only_where_the_facts_say_so(house: SelfStopHouse, platform: str, 
         house.cloud.self_stop(machine)
 
 
-async def test_the_real_platforms_own_way_is_for_real_machines(house: SelfStopHouse) -> None:
+async def test_a_real_machine_uses_its_platforms_own_self_stop(house: SelfStopHouse) -> None:
     job = read_job(house.ctx.ledger, await house.started())
     assert job.place is not None
     real = job.place.model_copy(update={"root": "", "instance_id": "77"})
@@ -128,7 +130,7 @@ async def test_the_real_platforms_own_way_is_for_real_machines(house: SelfStopHo
     assert self_stop_order(house.ctx, job, nowhere) is None
 
 
-async def test_an_output_that_a_stop_loses_keeps_it_on(house: SelfStopHouse) -> None:
+async def test_an_output_that_a_stop_loses_prevents_self_stop(house: SelfStopHouse) -> None:
     profile = house.ctx.profile(house.platform)
     dies = profile.storage[0].model_copy(
         update={
@@ -144,7 +146,7 @@ async def test_an_output_that_a_stop_loses_keeps_it_on(house: SelfStopHouse) -> 
 
 @pytest.mark.parametrize("platform", ["vastai", "autodl"])
 @pytest.mark.parametrize("output", ["/dev/shm/out", "/run/out", "/var/run/out"])
-async def test_an_output_in_memory_keeps_it_on(house: SelfStopHouse, platform: str, output: str) -> None:
+async def test_an_output_in_memory_prevents_self_stop(house: SelfStopHouse, platform: str, output: str) -> None:
     house.opens(platform=f"rehearsal/{platform}")
     assert house.handle(await house.started(outputs=("out", output))).place.self_stop_order is None
 
@@ -156,7 +158,7 @@ async def test_an_interruptible_machine_never_stops_itself(house: SelfStopHouse)
 # ------------------------------------------------------------------------------------------- back after nine hours
 
 
-async def test_a_self_stopped_machine_is_read_as_stopped_and_the_job_is_not_launched_again(
+async def test_a_self_stopped_machine_is_stopped_and_its_job_not_relaunched(
     house: SelfStopHouse,
 ) -> None:
     job = await house.asleep()
@@ -172,7 +174,7 @@ async def test_a_self_stopped_machine_is_read_as_stopped_and_the_job_is_not_laun
     house.holds()
 
 
-async def test_status_shows_it(house: SelfStopHouse, wording: Wording) -> None:
+async def test_status_shows_a_self_stopped_job(house: SelfStopHouse, wording: Wording) -> None:
     job = await house.asleep()
     await house.round()
     await house.round()
@@ -184,7 +186,7 @@ async def test_status_shows_it(house: SelfStopHouse, wording: Wording) -> None:
     wording(row.note)
 
 
-async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: SelfStopHouse) -> None:
+async def test_a_pull_starts_a_self_stopped_machine_and_reads_the_jobs_end(house: SelfStopHouse) -> None:
     job = await house.asleep()
     await house.round()
     await pull(house.ctx, job)
@@ -199,7 +201,7 @@ async def test_a_pull_starts_it_and_sees_how_the_job_ended(house: SelfStopHouse)
 
 
 @pytest.mark.slow
-async def test_automatic_teardown_is_carried_out_in_the_morning(ordered: SelfStopHouse) -> None:
+async def test_automatic_teardown_starts_and_ends_a_self_stopped_machine(ordered: SelfStopHouse) -> None:
     job = await ordered.asleep()
     for _ in range(24):
         await ordered.round(60)
@@ -213,7 +215,7 @@ async def test_automatic_teardown_is_carried_out_in_the_morning(ordered: SelfSto
 
 
 @pytest.mark.slow
-async def test_an_order_that_the_policy_takes_back_starts_and_ends_nothing(ordered: SelfStopHouse) -> None:
+async def test_an_order_that_the_policy_withdraws_ends_nothing(ordered: SelfStopHouse) -> None:
     job = await ordered.asleep()
     before, ordered.ctx.policy = (
         ordered.ctx.policy,
@@ -241,7 +243,7 @@ async def test_a_machine_gets_no_self_stop_order_once_the_policy_forbids_it(hous
     assert (await house.after(11, job)).job.state is Job.RUNNING and house.handle(job).place.self_stop_order is None
 
 
-async def test_two_watches_start_it_once(ordered: SelfStopHouse) -> None:
+async def test_two_processes_start_a_self_stopped_machine_once(ordered: SelfStopHouse) -> None:
     job = await ordered.asleep()
     other = open_house(ordered.ctx.home, ordered.clock, policy=ordered.ctx.policy)
     other._backends, other._providers = ordered.ctx._backends, ordered.ctx._providers
@@ -265,7 +267,7 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Self
 
 
 @pytest.mark.slow
-async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordered: SelfStopHouse) -> None:
+async def test_a_copy_that_always_fails_does_not_start_the_machine_every_night(ordered: SelfStopHouse) -> None:
     ending = ordered.ctx.policy.teardown.model_copy(update={"background_gb": 1e-9})
     ordered.ctx.policy = ordered.ctx.policy.model_copy(update={"teardown": ending})
     await ordered.asleep()
@@ -276,7 +278,7 @@ async def test_what_can_not_be_copied_does_not_start_it_night_after_night(ordere
     assert ordered.starts() == 2 and ordered.state() == "stopped"
 
 
-async def test_a_refused_start_is_an_error_with_what_to_do(house: SelfStopHouse, wording: Wording) -> None:
+async def test_a_start_without_effect_is_an_error(house: SelfStopHouse, wording: Wording) -> None:
     job = await house.asleep()
     house.cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="start", at=1, count=99),)))
     with pytest.raises(Unreachable) as refused:
@@ -287,7 +289,7 @@ async def test_a_refused_start_is_an_error_with_what_to_do(house: SelfStopHouse,
     assert house.ctx.ledger.last(f"lease/{lease}", StartRefused) is not None
 
 
-async def test_a_start_above_what_a_person_allowed_is_refused(house: SelfStopHouse) -> None:
+async def test_a_start_above_the_approved_cost_is_refused(house: SelfStopHouse) -> None:
     job = await house.asleep(timeout_s=7200)
     await house.round()
     house.ctx.policy = house.ctx.policy.model_copy(update={"rehearsal_caps": Caps()})
@@ -305,7 +307,7 @@ async def test_a_start_above_what_a_person_allowed_is_refused(house: SelfStopHou
 
 
 @pytest.mark.parametrize("leap", [-30 * 86_400.0, 30 * 86_400.0])
-async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: SelfStopHouse, leap: float) -> None:
+async def test_a_local_clock_jump_starts_and_ends_nothing(ordered: SelfStopHouse, leap: float) -> None:
     job = await ordered.started()
     ordered.clock.advance(leap)
     for _ in range(5):
@@ -315,7 +317,7 @@ async def test_a_clock_that_leaps_here_starts_and_ends_nothing(ordered: SelfStop
     assert ordered.backend.launched == [(job, 1)]
 
 
-async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: SelfStopHouse) -> None:
+async def test_a_job_on_a_machine_stopped_midway_resumes(house: SelfStopHouse) -> None:
     """It looks like a self-stopped machine, so it is started for a poll; then the job resumes."""
     job = await house.started()
     house.self_stops()
@@ -330,7 +332,7 @@ async def test_a_machine_that_somebody_stopped_in_the_middle_goes_on(house: Self
     assert read_job(house.ctx.ledger, job).state is Job.RUNNING
 
 
-async def test_giving_up_a_self_stopped_job_leaves_its_disk(house: SelfStopHouse) -> None:
+async def test_canceling_a_self_stopped_job_keeps_its_disk(house: SelfStopHouse) -> None:
     job = await house.asleep()
     await house.round()
     rest = (await cancel(house.ctx, job)).next_steps
@@ -349,7 +351,7 @@ async def test_the_users_own_stop_is_not_a_self_stop(house: SelfStopHouse) -> No
     assert house.starts() == 0
 
 
-async def test_a_start_that_was_lost_undoes_no_later_stop(house: SelfStopHouse) -> None:
+async def test_a_lost_start_does_not_undo_a_later_stop(house: SelfStopHouse) -> None:
     """The start request is lost once and no self-stop process starts; the machine comes up, and the user stops it."""
     job = await house.asleep()
     await house.round()
@@ -370,7 +372,7 @@ async def test_a_start_that_was_lost_undoes_no_later_stop(house: SelfStopHouse) 
     assert house.starts() == starts and house.state() == "stopped"
 
 
-async def test_a_person_who_objects_keeps_it_on(house: SelfStopHouse) -> None:
+async def test_an_objection_prevents_self_stop(house: SelfStopHouse) -> None:
     job = await house.started()
     assert object_to(house.ctx, job, "command line", "test") is Objection.HELD and await hold(house.ctx, job)
     assert house.backend.held == [job]
@@ -399,7 +401,7 @@ async def test_a_failed_self_stop_is_an_alert(house: SelfStopHouse) -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-async def test_the_platforms_end_date_is_later_than_every_grace_and_nothing_rests_on_it(
+async def test_the_platforms_end_date_is_later_than_every_grace(
     tmp_path: Path, processes: Processes, keeps: bool
 ) -> None:
     house = SelfStopHouse(tmp_path / "home", processes, "terminate", minutes=600)
@@ -422,12 +424,12 @@ async def test_the_platforms_end_date_is_later_than_every_grace_and_nothing_rest
     assert not [clock for clock in clocks if clock.trigger == SET_BY_PLATFORM]
 
 
-async def test_a_machine_without_an_end_date_has_none(house: SelfStopHouse) -> None:
+async def test_a_platform_without_end_dates_gets_none(house: SelfStopHouse) -> None:
     await house.started()
     assert records(house.cloud)[0].ends_at is None
 
 
-async def test_came_back_is_still_an_alert_without_a_requested_start(house: SelfStopHouse) -> None:
+async def test_a_machine_that_comes_back_unrequested_raises_an_alert(house: SelfStopHouse) -> None:
     job = await house.proven()
     await house.until_off(await house.yes(await house.asks(job, "stop")))
     house.cloud.start(records(house.cloud)[0].id)

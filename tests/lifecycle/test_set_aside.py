@@ -68,7 +68,7 @@ def _reads(house: Allowed, path: str, then: Callable[[Artifact], None]) -> objec
     return patch.object(house.backend, "read", read)
 
 
-async def test_a_machine_that_is_lost_during_a_pull_leaves_the_proven_copy(house: Allowed) -> None:
+async def test_losing_the_machine_during_a_pull_keeps_the_proven_copy(house: Allowed) -> None:
     job = await _proven(house)
     taken: list[str] = []
 
@@ -86,7 +86,7 @@ async def test_a_machine_that_is_lost_during_a_pull_leaves_the_proven_copy(house
     assert house.backend.given == [{}, OLD]
 
 
-async def test_a_failed_pull_may_be_followed_by_any_number(house: Allowed) -> None:
+async def test_repeated_failed_pulls_keep_the_proven_copy(house: Allowed) -> None:
     job = await _proven(house)
 
     def silent(_: Artifact) -> None:
@@ -99,7 +99,7 @@ async def test_a_failed_pull_may_be_followed_by_any_number(house: Allowed) -> No
         assert _kept(house, job) == OLD
 
 
-async def test_a_newer_copy_counts_as_soon_as_it_is_proven(house: Allowed) -> None:
+async def test_a_newer_copy_replaces_the_old_copy_once_proven(house: Allowed) -> None:
     job = await _proven(house)
     assert bytes_replaced(house.ctx, read_job(house.ctx.ledger, job), (await _listed(house, job))) == 38
     await pull(house.ctx, job)
@@ -117,14 +117,14 @@ async def _listed(house: Allowed, job: str):  # type: ignore[no-untyped-def]
     return await house.backend.list_files(house.handle(job), ("out",))
 
 
-async def test_a_copy_that_was_changed_here_is_not_kept_as_proven(house: Allowed) -> None:
+async def test_a_changed_local_copy_is_not_kept_as_proven(house: Allowed) -> None:
     job = await _proven(house)
     (house.ctx.home / "artifacts" / job / "out" / "config").write_bytes(b"UNCHANGED")
     await pull(house.ctx, job)
     assert not _kept(house, job) and not _aside(house, job).exists()
 
 
-async def test_a_file_that_is_changed_after_the_move_is_not_proven(house: Allowed) -> None:
+async def test_a_file_changed_after_it_was_set_aside_is_not_proven(house: Allowed) -> None:
     job = await _proven(house)
     await pull(house.ctx, job)
     next(_aside(house, job).rglob("optim")).write_bytes(b"MOMENTS AT STEP 100")

@@ -83,9 +83,7 @@ async def test_the_gate_refuses_outputs_without_a_store(ctx: Context) -> None:
     assert found.quote.note
 
 
-async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(
-    ctx: Context, sky_server: SkyServer
-) -> None:
+async def test_a_managed_jobs_outputs_are_pulled_from_its_store(ctx: Context, sky_server: SkyServer) -> None:
     job = await launch(ctx, training("save(10); print('saved')"))
     record = read_job(ctx.ledger, job)
     assert record.spec.platform == "sky-jobs/aws" and sky_server.managed_jobs[-1].name == f"gw-{job}-i1-a1"
@@ -99,7 +97,7 @@ async def test_a_managed_job_ends_in_its_store_and_its_machine_is_proven_gone(
     assert seen.log is not None and "saved" in seen.log.text, "SkyPilot keeps the log"
 
 
-async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Context, sky_server: SkyServer) -> None:
+async def test_a_running_managed_job_can_be_canceled_but_not_pulled(ctx: Context, sky_server: SkyServer) -> None:
     job = await launch(ctx, training("print('on', flush=True); time.sleep(1800)"))
     await until(ctx, job, lambda seen: seen.job.state is Job.RUNNING)
     with pytest.raises(Unreachable):
@@ -112,7 +110,7 @@ async def test_a_running_machine_is_read_by_nobody_and_a_cancel_ends_it(ctx: Con
     await gone(ctx, job)
 
 
-async def test_a_job_that_is_taken_more_often_than_allowed_is_ended(ctx: Context, sky_server: SkyServer) -> None:
+async def test_a_managed_job_preempted_too_often_is_canceled(ctx: Context, sky_server: SkyServer) -> None:
     job = await launch(ctx, training("time.sleep(1800)", interruptible=True, max_restarts=1))
     for _ in range(2):
         sky_server.managed_jobs[-1].end("RECOVERING")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.slow
-async def test_a_machine_is_found_by_what_its_owner_noted(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_machine_is_found_through_the_users_notes_file(sshd: Sshd, tmp_path: Path) -> None:
     profiles, notes = tmp_path / "profiles", tmp_path / "notes.toml"
     profiles.mkdir()
     text = PROFILE.read_text("utf-8").replace("id: local", "id: lab", 1).replace("backend: local", "backend: ssh", 1)
@@ -45,7 +45,7 @@ async def finish(ctx: Context, job: str) -> Job:
 
 
 @pytest.mark.slow
-async def test_a_job_goes_its_whole_way_over_ssh(
+async def test_a_job_runs_over_ssh_through_cuts_to_a_proven_copy(
     ssh_house: tuple[Context, SshBackend], sshd: Sshd, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
     w, backend = ssh_house

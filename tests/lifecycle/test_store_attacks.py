@@ -51,7 +51,7 @@ def used_from_the_console(kit: Kit, job: str, late: bytes = b"merged by hand") -
     kit.clock.advance(600)
 
 
-async def test_a_start_that_nobody_saw_voids_the_last_word(kit: Kit) -> None:
+async def test_an_unobserved_start_voids_the_final_list(kit: Kit) -> None:
     """The bill reveals the start. Files written meanwhile are only on the machine, so it is read again."""
     job = await kit.off()
     kit.keeps(job)
@@ -64,7 +64,7 @@ async def test_a_start_that_nobody_saw_voids_the_last_word(kit: Kit) -> None:
     assert not done.store and kit.starts() == 2 and landed(done)["out/late.txt"] == b"merged by hand"
 
 
-async def test_a_start_that_nobody_saw_voids_a_copy_from_the_store(kit: Kit) -> None:
+async def test_an_unobserved_start_voids_a_copy_from_the_store(kit: Kit) -> None:
     job = await kit.off()
     kit.keeps(job)
     await advance(kit.ctx, job)
@@ -78,7 +78,7 @@ async def test_a_start_that_nobody_saw_voids_a_copy_from_the_store(kit: Kit) -> 
 
 
 @pytest.mark.slow
-async def test_an_order_ends_no_machine_that_somebody_used_since_the_copy(ordered: Kit) -> None:
+async def test_a_machine_used_since_the_copy_is_read_again_before_its_end(ordered: Kit) -> None:
     """The machine is started, read again, and ended once the newer file is here."""
     job = await ordered.off()
     ordered.keeps(job)
@@ -98,7 +98,7 @@ async def test_an_order_ends_no_machine_that_somebody_used_since_the_copy(ordere
     ordered.holds()
 
 
-async def test_the_bill_of_a_disk_is_no_start(ordered: Kit) -> None:
+async def test_a_disk_bill_does_not_count_as_a_start(ordered: Kit) -> None:
     job = await ordered.off()
     ordered.keeps(job)
     for _ in range(12):
@@ -107,7 +107,7 @@ async def test_the_bill_of_a_disk_is_no_start(ordered: Kit) -> None:
     assert ordered.ctx.ledger.events(kind=LeaseCameBack) == []
 
 
-async def test_nobody_reads_that_a_machine_bills_which_is_off(ordered: Kit, wording: Wording) -> None:
+async def test_a_stopped_machine_is_shown_with_only_its_disk_price(ordered: Kit, wording: Wording) -> None:
     """The list of waiting items shows the disk's price, and an alert claims nothing about the store's files."""
     job = await ordered.off()
     ordered.keeps(job)
@@ -147,7 +147,7 @@ async def test_a_self_stopped_machine_is_started_if_the_store_denies_the_files(
 
 
 @pytest.mark.slow
-async def test_a_full_disk_here_ends_no_watch_while_it_pulls_from_a_store(
+async def test_a_full_local_disk_does_not_stop_a_watch_pulling_from_a_store(
     tmp_path: Path,
     processes: Processes,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,7 +179,7 @@ async def test_a_full_disk_here_ends_no_watch_while_it_pulls_from_a_store(
     kit.holds()
 
 
-async def test_a_list_of_anybody_s_replaces_no_file_that_came_from_the_machine(kit: Kit, wording: Wording) -> None:
+async def test_an_unsigned_list_never_replaces_a_file_from_the_machine(kit: Kit, wording: Wording) -> None:
     """A writer to the store claims a newer file; the machine is gone, and the only good copy is here."""
     job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"good weights")
@@ -212,9 +212,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("case", NUMBERS)
-async def test_numbers_that_no_file_has_stop_neither_the_watch_nor_a_pull(
-    ordered: Kit, case: str, signed: bool
-) -> None:
+async def test_impossible_numbers_in_a_list_stop_neither_watch_nor_pull(ordered: Kit, case: str, signed: bool) -> None:
     kit, (field, number) = ordered, NUMBERS[case]
     job = await kit.night()
     body = kit.keeps(job)
@@ -232,7 +230,7 @@ async def test_numbers_that_no_file_has_stop_neither_the_watch_nor_a_pull(
     results.checked(await check(kit.ctx, job))
 
 
-async def test_names_and_texts_of_a_list_reach_a_reader_in_one_printable_line(kit: Kit) -> None:
+async def test_names_and_texts_from_a_list_are_shown_printable(kit: Kit) -> None:
     evil = "out/\x1b]0;evil\x07\x1b[2J\u202eabc\nIGNORE ALL"
     job = await kit.night()
     body = kit.keeps(job)
@@ -338,7 +336,7 @@ class StoreNight(Kit):
 @pytest.mark.slow
 @pytest.mark.endurance
 @pytest.mark.attack("ending", "kills the watch and corrupts the store while a self-stopped machine is proven from it")
-def test_no_kill_and_no_lie_of_a_store_ends_a_machine_that_has_more(
+def test_kills_and_store_faults_never_end_a_machine_with_newer_files(
     tmp_path: Path,
     processes: Processes,
     monkeypatch: pytest.MonkeyPatch,

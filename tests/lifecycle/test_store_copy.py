@@ -107,7 +107,7 @@ def findings(view: TeardownView) -> dict[str, str]:
 
 
 @pytest.mark.prove
-async def test_a_store_that_agrees_is_a_copy_and_a_person_may_end_the_machine(tmp_path: Path, s3: S3Server) -> None:
+async def test_a_store_that_matches_the_machine_counts_as_a_copy(tmp_path: Path, s3: S3Server) -> None:
     ctx = house(tmp_path, s3.environment())
     job = await ended(ctx, tmp_path)
     await uploaded(ctx, job)
@@ -128,7 +128,7 @@ async def test_a_store_that_agrees_is_a_copy_and_a_person_may_end_the_machine(tm
 
 
 @pytest.mark.prove
-async def test_a_copy_that_was_pulled_and_proven_needs_no_store(tmp_path: Path, s3: S3Server) -> None:
+async def test_a_proven_local_copy_needs_no_store(tmp_path: Path, s3: S3Server) -> None:
     ctx = house(tmp_path, s3.environment())
     job = await ended(ctx, tmp_path)
     await pull(ctx, job)
@@ -138,7 +138,7 @@ async def test_a_copy_that_was_pulled_and_proven_needs_no_store(tmp_path: Path, 
 
 
 @pytest.mark.prove
-async def test_faults_of_the_store_are_unknown_with_a_reason_and_block(tmp_path: Path, s3: S3Server) -> None:
+async def test_store_faults_block_the_gate_with_a_reason(tmp_path: Path, s3: S3Server) -> None:
     ctx = house(tmp_path, s3.environment())
     job = await ended(ctx, tmp_path)
     await uploaded(ctx, job)
@@ -192,7 +192,7 @@ async def test_faults_of_the_store_are_unknown_with_a_reason_and_block(tmp_path:
 
 
 @pytest.mark.prove
-async def test_a_seal_that_the_job_wrote_proves_nothing(tmp_path: Path, s3: S3Server) -> None:
+async def test_a_seal_forged_by_the_job_proves_nothing(tmp_path: Path, s3: S3Server) -> None:
     """A job that forges a seal for other bytes gains nothing: the machine's digest is computed again."""
     ctx = house(tmp_path, s3.environment())
     job = await ended(ctx, tmp_path)
@@ -217,7 +217,7 @@ async def test_a_seal_that_the_job_wrote_proves_nothing(tmp_path: Path, s3: S3Se
     assert (await looked(ctx, job)).code is Code.STORE_STALE
 
 
-async def test_an_authentic_seal_does_not_hide_that_another_file_is_there_now(tmp_path: Path) -> None:
+async def test_an_authentic_seal_does_not_hide_a_replaced_file(tmp_path: Path) -> None:
     """A rename replaces the sealed file by one with the same size and times; the seal fits both."""
     good, other = "a" * 64, "b" * 64
     line = {"size": 4, "mtime_ns": 10**9, "ctime_ns": 10**9, "sha256": good, "sealed_at": 2.0}
@@ -296,7 +296,7 @@ async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkey
         pytest.param(['{"path":"' + "x" * 5000 + '","size":0,"sha256":""}'], id="letters"),
     ],
 )
-async def test_a_manifest_of_too_much_is_invalid(
+async def test_an_oversized_manifest_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[str]
 ) -> None:
     async def content(key: str) -> bytes:
@@ -313,7 +313,7 @@ async def test_a_manifest_of_too_much_is_invalid(
 
 
 @pytest.mark.parametrize("path", ["machine", "machine/opt/x", "./machine/x", VERSIONS, MANIFEST])
-async def test_an_output_where_the_store_has_files_of_its_own_is_refused(
+async def test_an_output_at_a_path_reserved_by_the_store_is_refused(
     tmp_path: Path, path: str, wording: Wording
 ) -> None:
     assert training(tmp_path, outputs=(path,)).outputs  # allowed without a store
@@ -329,7 +329,7 @@ async def test_an_output_where_the_store_has_files_of_its_own_is_refused(
 
 
 @pytest.mark.prove
-async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path, s3: S3Server) -> None:
+async def test_an_unusable_store_is_reported_before_a_machine_is_rented(tmp_path: Path, s3: S3Server) -> None:
     async def said(env: dict[str, str], keep: str = KEEP) -> tuple[set[Severity], str]:
         ctx = house(tmp_path / str(len(list(tmp_path.iterdir()))), env)
         try:
@@ -350,7 +350,7 @@ async def test_what_can_t_work_is_said_before_a_machine_is_rented(tmp_path: Path
     assert (await said(account))[0] == {Severity.ERROR}
 
 
-async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
+async def test_a_store_outside_the_allowed_list_is_refused_uncontacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = house(tmp_path, {})
@@ -372,7 +372,7 @@ async def test_a_store_that_no_list_covers_is_refused_and_never_asked(
         assert (len(asked) > before) == (not code)
 
 
-async def test_whoever_approves_the_spending_is_told_where_the_outputs_go(
+async def test_the_spending_approval_shows_where_the_outputs_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     async def reach() -> None:
@@ -390,7 +390,7 @@ async def test_whoever_approves_the_spending_is_told_where_the_outputs_go(
 
 
 @pytest.mark.prove
-async def test_a_job_gets_none_of_the_uploader_s_credentials(tmp_path: Path, s3: S3Server) -> None:
+async def test_a_job_never_sees_the_uploaders_credentials(tmp_path: Path, s3: S3Server) -> None:
     ctx = house(tmp_path, s3.environment())
     job = await ended(ctx, tmp_path, last="import os; print(sorted(os.environ.items()))")
     await uploaded(ctx, job)
@@ -414,7 +414,7 @@ def of_hub(hub: HubServer, reader: str = STRANGER, writer: str = STRANGER) -> di
 
 
 @pytest.mark.prove
-async def test_a_repo_on_the_hub_is_a_copy_when_it_lists_the_same_digests(tmp_path: Path, hub: HubServer) -> None:
+async def test_a_hub_repo_with_matching_digests_counts_as_a_copy(tmp_path: Path, hub: HubServer) -> None:
     ctx = house(tmp_path, of_hub(hub))
     job = await ended(ctx, tmp_path, "hf://stranger/kept/runs")
     await uploaded(ctx, job)
@@ -427,7 +427,7 @@ async def test_a_repo_on_the_hub_is_a_copy_when_it_lists_the_same_digests(tmp_pa
 
 
 @pytest.mark.prove
-async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp_path: Path, hub: HubServer) -> None:
+async def test_a_read_only_token_uploads_nothing_and_blocks_the_gate(tmp_path: Path, hub: HubServer) -> None:
     ctx = house(tmp_path, of_hub(hub, writer=HUB_READER))
     job = await ended(ctx, tmp_path, "hf://stranger/kept/runs")
     said = (await uploaded(ctx, job, "failed"))["error"]
@@ -444,7 +444,7 @@ async def test_a_token_that_can_t_write_uploads_nothing_and_the_gate_says_so(tmp
 
 
 @pytest.mark.prove
-async def test_a_bucket_on_the_hub_is_a_store_whose_files_are_proven_by_reading_them(
+async def test_files_in_a_hub_bucket_are_proven_by_reading_them(
     tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket lists no SHA-256: the gate reads files small enough to read at once, and a pull reads the rest."""

@@ -95,7 +95,7 @@ UNPROVEN: dict[Code, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("code", UNPROVEN, ids=str)
-async def test_without_the_last_word_the_machine_is_started_as_before(kit: Kit, code: Code) -> None:
+async def test_a_machine_without_a_final_list_in_the_store_is_started(kit: Kit, code: Code) -> None:
     job = await kit.night()
     kit.keeps(job, **UNPROVEN[code])
     record = read_job(kit.ctx.ledger, job)
@@ -109,7 +109,7 @@ async def test_without_the_last_word_the_machine_is_started_as_before(kit: Kit, 
     assert not done.store and kit.starts() == 1
 
 
-async def test_another_attempt_s_list_is_not_the_last_word(kit: Kit) -> None:
+async def test_another_attempts_list_does_not_count_as_final(kit: Kit) -> None:
     job = await kit.night()
     body = kit.keeps(job)
     body["end"]["status"]["attempt"] = 2
@@ -121,7 +121,7 @@ async def test_another_attempt_s_list_is_not_the_last_word(kit: Kit) -> None:
     assert why is not None and why.code is Code.STORE_NO_END
 
 
-async def test_a_list_that_was_changed_is_not_signed(kit: Kit) -> None:
+async def test_a_changed_list_fails_its_signature(kit: Kit) -> None:
     job = await kit.night()
     body = kit.keeps(job)
     signed = json.loads(kit.shelf.objects[kit.key(job, MANIFEST)])
@@ -131,7 +131,7 @@ async def test_a_list_that_was_changed_is_not_signed(kit: Kit) -> None:
         assert contents is not None and not contents.signed
 
 
-async def test_a_start_after_the_list_voids_the_last_word_and_the_gate_s_proof(kit: Kit) -> None:
+async def test_a_start_after_the_final_list_voids_it_and_the_gates_proof(kit: Kit) -> None:
     job = await kit.off()
     kit.keeps(job)
     await advance(kit.ctx, job)
@@ -147,7 +147,7 @@ async def test_a_start_after_the_list_voids_the_last_word_and_the_gate_s_proof(k
     assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
 
 
-async def test_what_else_was_on_the_machine_is_disclosed(kit: Kit) -> None:
+async def test_other_processes_and_files_are_disclosed(kit: Kit) -> None:
     job = await kit.night()
     other = {"path": "extra/model.safetensors", "size": 9_000_000, "mtime_ns": 1}
     kit.keeps(job, ended={"disclosed": {"processes": ["pid 7: python serve.py"], "files": [other], "complete": True}})
@@ -160,7 +160,7 @@ async def test_what_else_was_on_the_machine_is_disclosed(kit: Kit) -> None:
     assert view.record.state is Teardown.BLOCKED
 
 
-async def test_a_machine_that_is_gone_leaves_what_the_store_has(kit: Kit) -> None:
+async def test_a_gone_machines_files_are_pulled_from_the_store(kit: Kit) -> None:
     job = await kit.started(artifact_store=KEEP)
     kit.keeps(job, end=False)
     await kit.taken()
@@ -173,7 +173,7 @@ async def test_a_machine_that_is_gone_leaves_what_the_store_has(kit: Kit) -> Non
     assert Action.PULL not in [s.action for s in following(kit.ctx, read_job(kit.ctx.ledger, job))]
 
 
-async def test_a_file_that_was_saved_again_is_read_from_the_version_that_the_store_lists(kit: Kit) -> None:
+async def test_a_file_saved_again_is_read_from_its_listed_version(kit: Kit) -> None:
     job = await kit.night()
     body = kit.keeps(job)
     next(row for row in body["files"] if row["path"] == MODEL)["version"] = "1"
@@ -193,9 +193,7 @@ async def test_a_machine_that_does_not_answer_is_replaced_by_its_store(kit: Kit)
     assert landed(done) == FILES and "does not answer" in done.lost and done.unsettled
 
 
-async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_to_decide(
-    kit: Kit, wording: Wording
-) -> None:
+async def test_a_stopped_machines_copy_without_a_final_list_needs_a_decision(kit: Kit, wording: Wording) -> None:
     kit.ctx.policy = WEALTHY
     job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"weights")
@@ -225,7 +223,7 @@ async def test_a_stopped_machine_s_copy_without_the_last_word_says_what_is_left_
     assert view.record.state is Teardown.BLOCKED and "TD-SEE-001" in {f.rule for f in view.findings}
 
 
-async def test_a_check_of_a_job_that_is_away_names_its_store_and_is_bounded(kit: Kit) -> None:
+async def test_checking_an_unreachable_job_shows_a_bounded_store_list(kit: Kit) -> None:
     job = await kit.night()
     kit.keeps(job, {f"out/checkpoint-{n}/model.safetensors": b"x" for n in range(500)}, end=False)
     await kit.round()
@@ -260,7 +258,7 @@ async def test_a_file_that_the_store_lacks_is_named(kit: Kit, wording: Wording) 
     assert view.record.state is Teardown.BLOCKED and MODEL in str(view.findings)
 
 
-async def test_what_the_store_lacks_comes_from_the_machine_at_the_next_pull(kit: Kit) -> None:
+async def test_the_next_pull_gets_missing_store_files_from_the_machine(kit: Kit) -> None:
     job = await kit.night()
     kit.keeps(job)
     del kit.shelf.objects[kit.key(job, MODEL)]
@@ -283,7 +281,7 @@ async def test_a_watch_starts_the_machine_once_where_the_store_lacks_a_file(orde
     ordered.holds()
 
 
-async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(ordered: Kit, wording: Wording) -> None:
+async def test_a_store_copy_that_fails_to_verify_is_read_once(ordered: Kit, wording: Wording) -> None:
     job = await ordered.night()
     ordered.keeps(job)  # bytes that are not weights
     for _ in range(12):
@@ -294,9 +292,7 @@ async def test_a_copy_that_is_broken_there_too_is_read_once_and_starts_nothing(o
     wording(ordered.watcher.keeper.trouble[job])
 
 
-async def test_a_start_that_costs_more_than_a_person_allowed_leaves_what_the_store_has(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pull_uses_the_store_if_a_start_would_cost_too_much(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await kit.night()
     kit.keeps(job, end=False)
     await kit.round()
@@ -307,7 +303,7 @@ async def test_a_start_that_costs_more_than_a_person_allowed_leaves_what_the_sto
 
 
 @pytest.mark.parametrize("lie", ["size", "bytes", "short"])
-async def test_a_store_that_lies_brings_no_file(kit: Kit, lie: str) -> None:
+async def test_a_file_that_differs_from_the_list_is_not_pulled(kit: Kit, lie: str) -> None:
     job = await kit.night()
     kit.keeps(job)
     key, good = kit.key(job, MODEL), FILES[MODEL]
@@ -322,7 +318,7 @@ async def test_a_store_that_lies_brings_no_file(kit: Kit, lie: str) -> None:
     assert not list((kit.ctx.home / "artifacts" / job).rglob("model.safetensors"))
 
 
-async def test_a_store_whose_word_is_right_and_whose_bytes_are_not_is_found_on_arrival(
+async def test_wrong_bytes_with_a_correct_listing_are_detected_on_arrival(
     kit: Kit, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     job = await kit.night()
@@ -338,7 +334,7 @@ async def test_a_store_whose_word_is_right_and_whose_bytes_are_not_is_found_on_a
 
 
 @pytest.mark.parametrize("name", ["out/../../../evil", "../evil", "out//x", "machine/x", ".gpuwarden/owner", "a\x01b"])
-async def test_a_name_that_leaves_the_folder_is_refused_and_never_asked_for(kit: Kit, name: str) -> None:
+async def test_a_name_outside_the_folder_is_never_requested(kit: Kit, name: str) -> None:
     job = await kit.night()
     body = kit.keeps(job)
     body["files"].append({"path": name, "size": 4, "sha256": sha256(b"evil").hexdigest()})
@@ -348,7 +344,7 @@ async def test_a_name_that_leaves_the_folder_is_refused_and_never_asked_for(kit:
 
 
 @pytest.mark.slow
-async def test_a_store_that_is_lost_in_the_middle_goes_on_where_it_was(kit: Kit) -> None:
+async def test_an_interrupted_store_pull_resumes_at_its_offset(kit: Kit) -> None:
     job = await kit.night()
     kit.keeps(job)
     kit.shelf.cut_at, kit.shelf.cuts = 100_000, 2
@@ -357,9 +353,7 @@ async def test_a_store_that_is_lost_in_the_middle_goes_on_where_it_was(kit: Kit)
     assert offsets[0] == 0 and all(at >= 100_000 for at in offsets[1:]) and len(offsets) == 3
 
 
-async def test_what_arrived_before_the_store_was_lost_for_good_is_kept(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_store_pull_keeps_the_received_bytes(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.remote.transfer.receive.SystemClock", FakeClock)  # so that retries take no time
     job = await kit.night()
     kit.keeps(job)
@@ -392,7 +386,7 @@ async def test_a_self_stopped_machine_is_started_if_the_store_lacks_files(kit: K
     assert not done.store and kit.starts() == 1
 
 
-async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit, wording: Wording) -> None:
+async def test_a_gone_machines_upload_without_a_list_is_not_pulled(kit: Kit, wording: Wording) -> None:
     job = await kit.started(artifact_store=KEEP)
     kit.shelf.objects[kit.key(job, MODEL)] = FILES[MODEL]
     await kit.taken()
@@ -403,7 +397,7 @@ async def test_half_an_upload_of_a_machine_that_is_gone_is_said_so(kit: Kit, wor
     assert Action.PULL not in [s.action for s in (await check(kit.ctx, job)).next_steps], "that would turn in a circle"
 
 
-async def test_an_older_store_replaces_nothing_that_is_newer_here(kit: Kit, wording: Wording) -> None:
+async def test_an_older_store_never_replaces_newer_local_files(kit: Kit, wording: Wording) -> None:
     job = await kit.started(artifact_store=KEEP)
     kit.backend.write(kit.handle(job), "model", b"newer weights")
     await pull(kit.ctx, job)
@@ -418,7 +412,7 @@ async def test_an_older_store_replaces_nothing_that_is_newer_here(kit: Kit, word
     assert next((kit.ctx.home / "artifacts" / job).rglob("model")).read_bytes() == b"newer weights"
 
 
-async def test_files_that_the_machine_had_removed_stay_in_the_store(kit: Kit) -> None:
+async def test_files_removed_on_the_machine_are_not_pulled(kit: Kit) -> None:
     job = await kit.night()
     body = kit.keeps(job)
     for row in body["files"]:
@@ -490,9 +484,7 @@ async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool 
 
 
 @pytest.mark.prove
-async def test_a_real_machine_that_uploaded_and_stopped_itself_is_proven_and_ended_without_a_start(
-    tmp_path: Path, s3: S3Server
-) -> None:
+async def test_a_real_self_stopped_machine_is_proven_from_its_store(tmp_path: Path, s3: S3Server) -> None:
     ctx, cloud, job = await self_stopped_for_real(tmp_path, s3.environment(), late=True)
     assert (await advance(ctx, job)).state is Job.SUCCEEDED
     contents = await read_store(ctx, read_job(ctx.ledger, job))
@@ -509,7 +501,7 @@ async def test_a_real_machine_that_uploaded_and_stopped_itself_is_proven_and_end
 
 
 @pytest.mark.prove
-async def test_a_reader_without_rights_gets_nothing_and_says_so(tmp_path: Path, s3: S3Server) -> None:
+async def test_a_reader_without_rights_falls_back_to_the_machine(tmp_path: Path, s3: S3Server) -> None:
     ctx, cloud, job = await self_stopped_for_real(tmp_path, s3.environment())
     writer = s3.environment() | {f"AWS_{n}": s3.writer()[f"AWS_{n}"] for n in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
     ctx = replace(ctx, env=writer)
@@ -547,7 +539,7 @@ def lost(tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) 
     return Lost(tmp_path / "home", processes, monkeypatch)
 
 
-async def test_a_relaunch_resumes_from_what_only_the_artifact_store_has(lost: Lost) -> None:
+async def test_a_relaunch_resumes_from_the_artifact_store_alone(lost: Lost) -> None:
     job = await lost.running(artifact_store=KEEP)
     lost.keeps(job, end=False)
     lost.takes()
@@ -569,7 +561,7 @@ async def test_a_relaunch_takes_the_newer_of_the_two_copies(lost: Lost) -> None:
 
 
 @pytest.mark.parametrize("fault", ["empty", "older"])
-async def test_a_store_that_has_nothing_newer_leaves_the_proven_copy(lost: Lost, fault: str) -> None:
+async def test_a_relaunch_keeps_the_proven_copy_over_an_older_or_empty_store(lost: Lost, fault: str) -> None:
     job = await lost.copied(artifact_store=KEEP)
     if fault == "older":
         lost.keeps(job, {"out/model": b"weights at step 50"}, end=False)
@@ -591,7 +583,7 @@ async def test_a_store_that_never_answers_delays_a_relaunch_for_an_hour_at_most(
     assert lost.rented() == 2 and lost.given() == {"out/model": b"weights at step 100"}
 
 
-async def test_a_copy_from_the_store_that_is_not_proven_resumes_nothing(lost: Lost) -> None:
+async def test_an_unproven_store_copy_is_not_relaunched_from(lost: Lost) -> None:
     job = await lost.running(artifact_store=KEEP)
     lost.keeps(job, end=False)  # bytes that are not weights, so never proven
     lost.takes()
@@ -599,7 +591,7 @@ async def test_a_copy_from_the_store_that_is_not_proven_resumes_nothing(lost: Lo
     assert lost.rented() == 1 and read_job(lost.ctx.ledger, job).reason is Code.NOT_RELAUNCHED
 
 
-async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_is_repeated(kit: Kit) -> None:
+async def test_without_a_budget_the_next_step_is_to_pull_from_the_store(kit: Kit) -> None:
     job = await kit.started(artifact_store=KEEP)
     kit.keeps(job, end=False)
     await kit.taken()
@@ -616,7 +608,7 @@ async def test_without_a_budget_the_next_step_copies_from_the_store_before_work_
 
 
 @pytest.mark.slow
-async def test_an_upload_that_fails_is_an_alert_until_it_works_also_after_the_job_s_end(kit: Kit) -> None:
+async def test_a_failing_upload_keeps_its_alert_until_it_works(kit: Kit) -> None:
     said = "the upload to the artifact store failed: ClientError (AccessDenied)"
     poll, failing = kit.backend.poll, True
 
@@ -643,7 +635,7 @@ async def test_an_upload_that_fails_is_an_alert_until_it_works_also_after_the_jo
     assert "upload_failed" not in {e.data.condition for e in kit.ctx.ledger.standing_alerts()}
 
 
-def test_a_look_at_a_run_folder_names_why_its_upload_fails(tmp_path: Path) -> None:
+def test_the_upload_error_is_read_from_the_uploaders_own_file(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "succeeded", "upload": "what the job claims"}))
     assert observe(str(tmp_path))["upload"] == ""
     (tmp_path / "keep.json").write_text(json.dumps({"state": "failed", "error": "denied"}))

@@ -38,7 +38,7 @@ def ctx(tmp_path: Path, clock: FakeClock) -> Context:
     return open_house(tmp_path / "home", clock)
 
 
-async def test_a_receipt_that_is_used_twice_is_one_job(ctx: Context, tmp_path: Path) -> None:
+async def test_a_receipt_used_twice_makes_one_job(ctx: Context, tmp_path: Path) -> None:
     cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
     receipt = (await submit(ctx, spec)).receipt
@@ -47,7 +47,7 @@ async def test_a_receipt_that_is_used_twice_is_one_job(ctx: Context, tmp_path: P
     assert (one.adopted, two.adopted, len(records(cloud))) == (False, True, 1)
 
 
-async def test_a_rehearsal_is_checked_without_what_its_launch_needs(
+async def test_a_rehearsal_check_only_warns_about_a_missing_dependency(
     ctx: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lacking(script: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ async def test_a_rehearsal_is_checked_without_what_its_launch_needs(
     assert not records(cloud)
 
 
-async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(ctx: Context, tmp_path: Path) -> None:
+async def test_the_same_job_under_a_second_receipt_is_adopted(ctx: Context, tmp_path: Path) -> None:
     cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
     first, second = (await submit(ctx, spec)).receipt, (await submit(ctx, spec)).receipt
@@ -75,7 +75,7 @@ async def test_the_same_job_under_a_second_receipt_is_adopted_while_it_lives(ctx
     assert two.adopted and third.adopted and len(records(cloud)) == 1
 
 
-async def test_a_receipt_is_for_its_arguments_and_its_time_and_its_ledger(
+async def test_a_receipt_is_bound_to_its_arguments_time_and_ledger(
     ctx: Context, clock: FakeClock, tmp_path: Path, wording: Wording
 ) -> None:
     cloud = rent_cloud(ctx)
@@ -103,7 +103,7 @@ async def test_a_price_that_changed_voids_the_receipt(ctx: Context, tmp_path: Pa
     assert not records(cloud)
 
 
-async def test_spending_above_the_caps_asks_a_person_first(tmp_path: Path, clock: FakeClock) -> None:
+async def test_spending_above_the_caps_needs_approval(tmp_path: Path, clock: FakeClock) -> None:
     ctx = open_house(tmp_path / "home", clock, policy=Policy(rehearsal_caps=Caps(per_job_usd=0.1)))
     cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
@@ -129,7 +129,7 @@ async def test_jobs_of_a_day_share_the_daily_cap(tmp_path: Path, clock: FakeCloc
         await submit(ctx, specs[1], receipt=issued[1].receipt)
 
 
-async def test_a_lost_reply_to_create_is_adopted(ctx: Context, clock: FakeClock, tmp_path: Path) -> None:
+async def test_a_machine_is_adopted_after_a_lost_create_reply(ctx: Context, clock: FakeClock, tmp_path: Path) -> None:
     cloud = rent_cloud(ctx, Fault(kind="lost_reply", call="create"), settings=SLOW_BOOT)
     job = await launch(ctx, training(tmp_path / "said"))
     clock.advance(1)
@@ -184,7 +184,7 @@ class _Race:
 
 
 @pytest.mark.slow
-async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_path: Path) -> None:
+async def test_two_processes_racing_with_one_receipt_make_one_job(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", SystemClock())
     cloud = rent_cloud(ctx, settings=LONG_BOOT)
     spec = training(tmp_path / "said")
@@ -211,7 +211,7 @@ async def test_two_processes_race_with_one_receipt_and_one_job_comes_of_it(tmp_p
 
 @pytest.mark.attack("secrets", "names the account's key as a secret of a job")
 @pytest.mark.parametrize("key", sorted(account_keys()))
-async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: str) -> None:
+async def test_an_account_key_is_never_given_to_a_job(tmp_path: Path, key: str) -> None:
     policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
     ctx = open_house(tmp_path, SystemClock(), policy=policy)
     rent_cloud(ctx)
@@ -231,7 +231,7 @@ async def test_no_policy_gives_a_job_the_key_of_an_account(tmp_path: Path, key: 
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path, mode: int) -> None:
+async def test_a_key_from_a_key_file_is_never_given_to_a_job(tmp_path: Path, mode: int) -> None:
     """The key goes out under no name, in no variable, argument or input, even if others may read its file."""
     policy = WEALTHY.model_copy(update={"secrets": Secrets(allowed=("*",))})
     ctx = open_house(tmp_path / "home", SystemClock(), policy=policy)
@@ -266,7 +266,7 @@ async def test_a_key_that_is_only_in_a_file_goes_to_no_job_either(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "short", "binary", "no path"])
-async def test_a_key_file_that_is_none_stands_in_no_jobs_way(tmp_path: Path, kind: str) -> None:
+async def test_an_unusable_key_file_does_not_prevent_a_submit(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "key"
     match kind:
         case "folder":
@@ -296,9 +296,7 @@ async def test_a_job_gets_only_the_secrets_that_the_policy_names(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_launch_that_hangs_lets_the_job_go_before_others_lose_patience(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_launch_releases_the_job_lock_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert STEP_S < LOCK_PATIENCE_S
     ctx = open_house(tmp_path / "home", SystemClock())
     rent_cloud(ctx)

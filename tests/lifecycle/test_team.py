@@ -59,7 +59,7 @@ def house(tmp_path: Path) -> Context:
 
 
 @pytest.mark.slow
-async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Context) -> None:
+async def test_a_job_and_its_cost_belong_to_the_submitting_user(house: Context) -> None:
     jobs = {}
     for person in ("alice", "bob"):
         with acting_as(person):
@@ -76,7 +76,7 @@ async def test_a_job_and_its_cost_have_the_person_who_submitted_it(house: Contex
 
 
 @pytest.mark.slow
-async def test_a_machine_that_ended_is_still_on_its_persons_bill(house: Context) -> None:
+async def test_an_ended_machine_stays_on_its_users_bill(house: Context) -> None:
     with acting_as("alice"):
         job = await launch(house, work("one"))
     view = await request(house, job, "terminate")
@@ -106,7 +106,7 @@ def empty(folder: Path, text: str = "") -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
-async def test_over_http_a_job_is_of_the_tokens_person(
+async def test_a_job_over_http_belongs_to_the_tokens_user(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ async def test_over_http_a_job_is_of_the_tokens_person(
     assert {event.actor.partition("/")[2] for event in accepted} == {"alice", "ci"}
 
 
-async def test_a_person_at_a_terminal_says_whose_a_token_is(house: Context) -> None:
+async def test_a_token_belongs_to_the_user_named_at_the_terminal(house: Context) -> None:
     await create_token(house, "ci", ["read"], 30, Typed("yes"), person="alice")
     await create_token(house, "own", ["read"], 30, Typed("yes"))
     assert {row.name: row.person for row in list_tokens(house).tokens} == {"ci": "alice", "own": user_here()}
@@ -143,7 +143,7 @@ async def test_a_person_at_a_terminal_says_whose_a_token_is(house: Context) -> N
 
 
 @pytest.mark.slow
-async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
+async def test_one_users_spending_does_not_use_another_users_cap(house: Context) -> None:
     worst = (await submit(house, work("look"))).worst_cost_usd
     assert worst
     team(house, people={"alice": Allowance(per_day_usd=1.5 * worst), "bob": Allowance()})
@@ -159,7 +159,7 @@ async def test_one_persons_cap_is_not_spent_by_another(house: Context) -> None:
 
 
 @pytest.mark.attack("spending", "leaves the project out, or names another, to get round its cap")
-async def test_a_project_is_capped_for_all_and_an_unlisted_one_is_a_question(house: Context, wording: Wording) -> None:
+async def test_a_project_cap_covers_all_users_and_unlisted_projects_ask(house: Context, wording: Wording) -> None:
     worst = (await submit(house, work("look"))).worst_cost_usd
     assert worst
     team(house, projects={"llm": Allowance(per_job_usd=2 * worst, per_day_usd=1.5 * worst)})
@@ -172,14 +172,14 @@ async def test_a_project_is_capped_for_all_and_an_unlisted_one_is_a_question(hou
 
 
 @pytest.mark.attack("spending", "submits as somebody whom the policy does not name")
-async def test_a_person_without_a_cap_is_a_question_where_others_have_one(house: Context, wording: Wording) -> None:
+async def test_a_user_who_is_not_listed_needs_approval(house: Context, wording: Wording) -> None:
     team(house, people={"alice": Allowance()})
     for person in ("mallory", ""):
         with acting_as(person):
             wording((await submit(house, work("x"))).ask, *filter(None, [person]))
 
 
-async def test_a_persons_cap_loosens_nothing(house: Context, wording: Wording) -> None:
+async def test_a_users_cap_never_loosens_the_general_caps(house: Context, wording: Wording) -> None:
     house.policy = Policy(rehearsal_caps=Caps(), local=house.policy.local)
     team(house, people={"alice": Allowance(per_job_usd=1_000, per_day_usd=1_000)})
     with acting_as("alice"):
@@ -187,7 +187,7 @@ async def test_a_persons_cap_loosens_nothing(house: Context, wording: Wording) -
 
 
 @pytest.mark.attack("policy", "names an approver, a person or a cap in a variable")
-def test_no_variable_sets_anything_of_a_team(tmp_path: Path) -> None:
+def test_an_environment_variable_never_sets_a_team_setting(tmp_path: Path) -> None:
     file = empty(tmp_path, '[team]\napprovers = ["alice"]\n[team.people.alice]\nper_day_usd = 5\n')
     env = {"GPUWARDEN_HOME": str(tmp_path / "h"), "GPUWARDEN_POLICY": str(file)}
     config = load_config({**env, "GPUWARDEN_TEAM_APPROVERS": "mallory", "GPUWARDEN_TEAM_PEOPLE": "mallory"})
@@ -202,7 +202,7 @@ def test_no_variable_sets_anything_of_a_team(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("person", "approves without being one of those who may")
-async def test_only_who_is_listed_approves(house: Context, wording: Wording) -> None:
+async def test_only_a_listed_approver_can_approve(house: Context, wording: Wording) -> None:
     with acting_as("alice"):
         job = await launch(house, work("one"))
     team(house, approvers=["bob"])
@@ -227,7 +227,7 @@ async def test_only_who_is_listed_approves(house: Context, wording: Wording) -> 
 
 
 @pytest.mark.attack("person", "puts a policy of their own in force without being one who may approve")
-async def test_only_who_is_listed_changes_the_policy(house: Context, tmp_path: Path) -> None:
+async def test_only_a_listed_approver_can_change_the_policy(house: Context, tmp_path: Path) -> None:
     team(house, approvers=["bob"])
     generous = tmp_path / "generous.toml"
     generous.write_text("caps.per_job_usd = 1000\n")
@@ -241,7 +241,7 @@ async def test_only_who_is_listed_changes_the_policy(house: Context, tmp_path: P
 
 
 @pytest.mark.attack("person", "makes a passkey or a token in the name of one who may approve")
-async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: Context, wording: Wording) -> None:
+async def test_only_an_approver_creates_credentials_for_another_user(house: Context, wording: Wording) -> None:
     team(house, approvers=["bob"])
     with acting_as("mallory"):
         for maker in (
@@ -261,7 +261,7 @@ async def test_in_another_persons_name_only_an_approver_makes_what_acts(house: C
 
 
 @pytest.mark.attack("spending", "launches as oneself what a person approved for somebody else")
-async def test_an_approved_spending_is_of_the_person_whose_receipt_it_is(house: Context, wording: Wording) -> None:
+async def test_only_the_receipts_user_can_use_approved_spending(house: Context, wording: Wording) -> None:
     team(house, people={"alice": Allowance(per_day_usd=0)})
     with acting_as("alice"):
         receipt = (await submit(house, work("a"))).receipt
@@ -274,7 +274,7 @@ async def test_an_approved_spending_is_of_the_person_whose_receipt_it_is(house: 
         assert (await submit(house, work("a"), receipt=receipt)).job is not None
 
 
-async def test_on_the_page_the_passkeys_owner_approves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_passkey_approves_on_the_page_as_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user who opened the page does not matter. The signature itself has its own tests, with a real browser."""
     ctx = busy_world(tmp_path / "home").ctx
     register(ctx, allowed(ctx, allow(ctx, "phone", "user x", "bob")), PASSKEY)
@@ -292,13 +292,13 @@ async def test_on_the_page_the_passkeys_owner_approves(tmp_path: Path, monkeypat
     assert granted is not None and granted.data.by == "passkey phone" and granted.actor.endswith("/bob")
 
 
-async def test_the_page_shows_what_each_person_spent(tmp_path: Path) -> None:
+async def test_the_money_page_lists_spending_per_user(tmp_path: Path) -> None:
     ctx = busy_world(tmp_path / "home").ctx
     async with entered(ctx) as (_, http):
         assert 'data-list="person">' in (await http.get("/money")).text
 
 
-async def test_a_browser_acts_for_who_opened_the_dashboard(tmp_path: Path) -> None:
+async def test_a_browser_acts_as_the_user_who_opened_the_dashboard(tmp_path: Path) -> None:
     ctx = busy_world(tmp_path / "home").ctx
     async with serving(ctx) as parts, client(parts, FROM_PAGE) as http:
         await http.get(f"/enter?link={parts.tokens.create_link('alice')}")

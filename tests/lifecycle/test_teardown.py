@@ -51,9 +51,7 @@ def rules(view: TeardownView) -> set[str]:
 # ------------------------------------------------------------------------------------------------------ the gate
 
 
-async def test_nothing_dies_before_it_is_pulled_and_proven_and_a_person_said_yes(
-    house: House, wording: Wording
-) -> None:
+async def test_a_teardown_needs_a_proven_copy_and_an_approval(house: House, wording: Wording) -> None:
     job = await house.ended()
     view = await house.asks(job)
     assert view.record.state is Teardown.BLOCKED and "TD-COPY-001" in rules(view)
@@ -87,7 +85,7 @@ async def undeclared(house: House) -> tuple[str, TeardownView]:
 
 
 @pytest.mark.attack("ending", "has a plain yes delete a checkpoint that was not declared")
-async def test_an_undeclared_checkpoint_is_not_deleted_by_a_plain_yes(house: House) -> None:
+async def test_a_plain_yes_does_not_delete_an_undeclared_checkpoint(house: House) -> None:
     job, view = await undeclared(house)
     assert view.record.state is Teardown.BLOCKED and rules(view) == {"TD-ELSE-002"}
     assert view.record.digest is not None
@@ -189,7 +187,7 @@ async def test_an_approval_works_once(house: House, wording: Wording) -> None:
 
 
 @pytest.mark.attack("person", "uses an approval after its time")
-async def test_an_approval_that_comes_too_late_is_asked_again(house: House, wording: Wording) -> None:
+async def test_an_approval_after_the_ticket_expired_is_refused(house: House, wording: Wording) -> None:
     job = await house.proven()
     view = await house.asks(job)
     house.clock.advance(house.ctx.policy.approval.ttl_s + 1)
@@ -201,7 +199,7 @@ async def test_an_approval_that_comes_too_late_is_asked_again(house: House, word
 
 
 @pytest.mark.attack("ending", "writes a file after the ticket was shown")
-async def test_a_file_written_after_the_ticket_was_shown_voids_the_yes(house: House, wording: Wording) -> None:
+async def test_a_file_written_after_the_ticket_was_shown_voids_the_approval(house: House, wording: Wording) -> None:
     job = await house.proven()
     view = await house.asks(job)
     house.backend.write(house.handle(job), "late", b"written by something that still runs")
@@ -214,7 +212,7 @@ async def test_a_file_written_after_the_ticket_was_shown_voids_the_yes(house: Ho
 
 
 @pytest.mark.attack("ending", "changes the local copy after the ticket was shown")
-async def test_a_copy_that_changed_here_voids_the_yes(house: House, wording: Wording) -> None:
+async def test_a_changed_local_copy_voids_the_approval(house: House, wording: Wording) -> None:
     job = await house.proven()
     view = await house.asks(job)
     copy = house.ctx.home / "artifacts" / job / "out" / "model"
@@ -225,7 +223,7 @@ async def test_a_copy_that_changed_here_voids_the_yes(house: House, wording: Wor
     assert rules(await house.asks(job)) == {"TD-LOAD-001"}
 
 
-async def test_an_approval_that_was_not_carried_out_at_once_is_held_against_the_facts(house: House) -> None:
+async def test_a_delayed_approval_is_checked_against_the_facts_again(house: House) -> None:
     """The process dies between the approval and the call, and a file is written before the next process starts."""
     job = await house.proven()
     view = await house.asks(job)
@@ -254,7 +252,7 @@ async def test_a_failed_job_that_saved_nothing_can_be_torn_down(house: House, wo
     assert (await house.until_off(await house.yes(view))).record.state is Teardown.VERIFIED_STOPPED
 
 
-async def test_giving_up_what_has_no_copy_takes_its_name(house: House, wording: Wording) -> None:
+async def test_giving_up_files_without_a_copy_requires_the_jobs_name(house: House, wording: Wording) -> None:
     job = await house.ended()
     view = await house.asks(job)
     with pytest.raises(BadRequest) as refused:
@@ -264,7 +262,7 @@ async def test_giving_up_what_has_no_copy_takes_its_name(house: House, wording: 
     assert view.record.state is Teardown.VERIFIED_STOPPED
 
 
-async def test_no_yes_makes_a_platform_have_a_stop(house: House, wording: Wording) -> None:
+async def test_a_stop_on_a_platform_without_one_is_refused(house: House, wording: Wording) -> None:
     """Found by the property test: the open ticket blocked every terminate."""
     house.opens(platform="rehearsal/lambda")
     job = await house.proven()
@@ -277,7 +275,7 @@ async def test_no_yes_makes_a_platform_have_a_stop(house: House, wording: Wordin
     assert view.record.state is Teardown.VERIFIED_STOPPED
 
 
-async def test_a_stop_loses_what_is_in_memory(house: House) -> None:
+async def test_a_stop_loses_files_in_memory(house: House) -> None:
     job = await house.proven()
     whole, listed = house.backend._listed, "/dev/shm/out/model"
 
@@ -292,7 +290,7 @@ async def test_a_stop_loses_what_is_in_memory(house: House) -> None:
     assert [file.path for file in view.kept] == ["out/model"] and any(f.blocks for f in view.findings)
 
 
-async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) -> None:
+async def test_a_stop_without_effect_can_be_followed_by_a_terminate(house: House) -> None:
     job = await house.proven()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="bills_when_stopped"))
     view = await house.yes(await house.asks(job, "stop"))
@@ -309,7 +307,7 @@ async def test_a_stop_that_gets_nowhere_makes_way_for_a_terminate(house: House) 
 
 
 @pytest.mark.parametrize("kind", ["lost_request", "lost_reply", "bad_reply"])
-async def test_a_terminate_whose_answer_is_lost_is_asked_until_it_is_seen(house: House, kind: str) -> None:
+async def test_a_lost_terminate_is_repeated_until_the_machine_is_gone(house: House, kind: str) -> None:
     house.opens(Fault.model_validate({"kind": kind, "call": "terminate", "count": 2}))
     view = await house.until_off(await house.yes(await house.asks(await house.proven())))
     assert view.record.state is Teardown.VERIFIED_STOPPED
@@ -318,7 +316,7 @@ async def test_a_terminate_whose_answer_is_lost_is_asked_until_it_is_seen(house:
 
 
 @pytest.mark.attack("ending", "shows a machine again after it was seen gone")
-async def test_a_machine_that_comes_back_is_taken_into_sight_and_can_be_ended_again(house: House) -> None:
+async def test_a_machine_that_comes_back_is_listed_and_can_be_ended_again(house: House) -> None:
     job = await house.proven()
     house.cloud.inject(records(house.cloud)[0].id, Fault(kind="comes_back", seconds=500))
     await house.until_off(await house.yes(await house.asks(job)))
@@ -333,7 +331,7 @@ async def test_a_machine_that_comes_back_is_taken_into_sight_and_can_be_ended_ag
 # ------------------------------------------------------------------------------------------------------- machines
 
 
-async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(house: House, wording: Wording) -> None:
+async def test_a_machine_that_fails_to_boot_is_released_and_its_cost_reported(house: House, wording: Wording) -> None:
     house.opens(Fault(kind="failed_boot"))
     job = await launch(house.ctx, house.spec())
     seen = await house.after(11, job)
@@ -345,7 +343,7 @@ async def test_a_machine_that_fails_to_boot_is_given_back_and_its_cost_is_said(h
     house.holds()
 
 
-async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(house: House) -> None:
+async def test_a_release_survives_a_lost_request_and_a_death(house: House) -> None:
     """Regression: a lost request was never repeated, and the next process could not move from stopping to stopping."""
     house.opens(Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=2))
     job = await launch(house.ctx, house.spec())
@@ -361,7 +359,7 @@ async def test_giving_back_survives_a_lost_request_and_a_death_after_the_intent(
     assert not house.cloud.truth(records(house.cloud)[0].id).meter
 
 
-async def test_looks_that_see_nothing_end_no_lease_before_the_cloud_had_its_time(house: House) -> None:
+async def test_empty_polls_do_not_end_a_lease_before_the_cloud_has_settled(house: House) -> None:
     """The cloud lags for less than it promises, so it has caught up by the poll that counts."""
     house.opens(Fault(kind="stale", call="get", seconds=20, count=3))
     job = await launch(house.ctx, house.spec())
@@ -405,7 +403,7 @@ async def test_a_job_that_reaches_its_cost_cap_is_stopped_and_the_machine_stays(
 
 
 @pytest.mark.attack("ending", "shows a second machine with the token of the first")
-async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended(house: House) -> None:
+async def test_a_second_machine_with_the_token_is_listed_and_can_be_ended(house: House) -> None:
     """The platform rents twice for one request, and no answer ever named the second machine."""
     job = await house.proven()
     token = records(house.cloud)[0].token
@@ -423,7 +421,7 @@ async def test_a_second_machine_with_our_token_is_kept_in_sight_and_can_be_ended
     house.holds()
 
 
-async def test_a_machine_that_find_hid_for_too_long_is_not_forgotten(house: House) -> None:
+async def test_a_machine_hidden_from_find_for_too_long_stays_listed(house: House) -> None:
     """A reply is lost and the cloud hides the first machine for too long, so two are rented; both stay visible."""
     house.opens(
         Fault(kind="lost_reply", call="create"),

@@ -77,7 +77,7 @@ class TestVerbs:
     """Each verb leaves the machine in the requested state."""
 
     @pytest.mark.slow
-    async def test_a_platform_that_asks_to_wait_for_days_is_asked_again_within_the_hour(
+    async def test_a_retry_after_of_days_is_limited_to_an_hour(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         house = House(tmp_path, "rehearsal/runpod")
@@ -98,7 +98,7 @@ class TestVerbs:
         assert view.record.state is Teardown.VERIFIED_STOPPED
 
     @pytest.mark.slow
-    async def test_terminate_where_a_stop_has_to_come_first(self, tmp_path: Path) -> None:
+    async def test_terminate_works_where_a_stop_has_to_come_first(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/autodl")
         view = await house.end(await house.canceled(), "terminate")
         assert view.record.state is Teardown.VERIFIED_STOPPED
@@ -118,7 +118,7 @@ class TestVerbs:
         assert (await list_instances(house.ctx)).rows == ()
 
     @pytest.mark.slow
-    async def test_stopped_that_still_bills_is_not_believed(self, tmp_path: Path) -> None:
+    async def test_a_stop_that_still_bills_is_not_believed(self, tmp_path: Path) -> None:
         house = House(tmp_path, "rehearsal/vastai", Fault(kind="bills_when_stopped"))
         job = await house.canceled()
         view = await house.end(job, "stop")
@@ -129,7 +129,7 @@ class TestVerbs:
         assert view.record.state is Teardown.NEEDS_HUMAN
 
     @pytest.mark.slow
-    async def test_what_is_gone_already_needs_no_approval(self, tmp_path: Path, wording: Wording) -> None:
+    async def test_a_teardown_request_for_a_gone_machine_is_a_conflict(self, tmp_path: Path, wording: Wording) -> None:
         house = House(tmp_path, "rehearsal/lambda", Fault(kind="vanish", seconds=10))
         spec = JobSpec(
             platform=house.platform, command=("sleep", "600"), outputs=("out",), timeout_s=900, max_cost_usd=5

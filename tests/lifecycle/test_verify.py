@@ -90,7 +90,7 @@ def shards() -> dict[str, bytes | str]:
     return {**files, "model.safetensors.index.json": json.dumps(index), "README.md": "# a model\n"}
 
 
-async def test_headers_of_a_repo_by_range_requests(ctx: Context, hub: HubServer, wording: Wording) -> None:
+async def test_a_repos_headers_are_read_with_range_requests(ctx: Context, hub: HubServer, wording: Wording) -> None:
     address = put(hub, "sharded", shards())
     read = 0
 
@@ -106,7 +106,7 @@ async def test_headers_of_a_repo_by_range_requests(ctx: Context, hub: HubServer,
 
 
 @pytest.mark.slow
-async def test_a_repo_in_full_is_downloaded_and_compared_with_what_the_hub_lists(
+async def test_a_downloaded_repo_is_compared_with_the_hubs_digests(
     ctx: Context, hub: HubServer, wording: Wording
 ) -> None:
     address = put(hub, "full", shards())
@@ -134,7 +134,7 @@ async def test_a_large_repo_is_not_downloaded_for_an_agent(
 
 
 @pytest.mark.slow
-async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer, wording: Wording) -> None:
+async def test_a_file_or_folder_in_a_repo_can_be_verified(ctx: Context, hub: HubServer, wording: Wording) -> None:
     inside = {"checkpoint-10/model.safetensors": save(tensors(1)), "checkpoint-10/config.json": "{}", "x.json": "{"}
     address = put(hub, "parts", inside)
     assert (await verify(ctx, f"{address}/checkpoint-10")).verdict is Verdict.UNKNOWN  # no trainer state confirms it
@@ -150,7 +150,7 @@ async def test_a_file_and_a_folder_of_a_repo(ctx: Context, hub: HubServer, wordi
     wording(refused, "nowhere")
 
 
-async def test_what_is_wrong_in_a_repo_is_seen_from_its_headers(ctx: Context, hub: HubServer, wording: Wording) -> None:
+async def test_a_repos_defects_are_found_from_its_headers(ctx: Context, hub: HubServer, wording: Wording) -> None:
     files = shards()
     files["model-00002-of-00002.safetensors"] = files["model-00002-of-00002.safetensors"][:-4]
     assert (await verify(ctx, put(hub, "cut", files))).verdict is Verdict.REFUTED
@@ -160,7 +160,7 @@ async def test_what_is_wrong_in_a_repo_is_seen_from_its_headers(ctx: Context, hu
     wording(said(await verify(ctx, put(hub, "pointer", {"model.safetensors": pointer}))), "model.safetensors")
 
 
-async def test_a_hub_whose_storage_is_not_what_it_lists(ctx: Context, hub: HubServer, wording: Wording) -> None:
+async def test_a_file_shorter_than_the_hub_lists_is_refuted(ctx: Context, hub: HubServer, wording: Wording) -> None:
     address = put(hub, "short", {"model.safetensors": save(tensors(99))})
     repo = hub.store.get("model", f"{USER}/short")
     assert repo is not None
@@ -205,7 +205,7 @@ async def test_two_checkpoints_on_the_hub_are_compared_by_their_bytes(
     assert report.verdict is Verdict.REFUTED
 
 
-async def test_repos_that_can_not_be_seen(ctx: Context, hub: HubServer, wording: Wording) -> None:
+async def test_missing_private_and_unreachable_repos_raise(ctx: Context, hub: HubServer, wording: Wording) -> None:
     with pytest.raises(NotFound) as refused:
         await verify(ctx, f"hf://{USER}/nothing")
     wording(refused, f"{USER}/nothing")
@@ -219,17 +219,17 @@ async def test_repos_that_can_not_be_seen(ctx: Context, hub: HubServer, wording:
 
 
 @pytest.mark.parametrize("text", ["hf://", "hf://a", "hf://a/b/../c", "hf:///b", "hf://a/b\n", "hf://a b/c", "x/y"])
-def test_what_is_no_address(text: str) -> None:
+def test_an_invalid_hub_address_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
         Address.parse(text)
 
 
-def test_addresses() -> None:
+def test_hub_addresses_are_parsed() -> None:
     assert Address.parse("hf://a/b@refs%2Fpr%2F1/c/d") == Address("model", "a/b", "refs/pr/1", "c/d")
     assert Address.parse("hf://datasets/a/b") == Address("dataset", "a/b")
 
 
-async def test_a_gguf_against_its_source_on_the_hub(
+async def test_a_gguf_is_compared_with_its_source_on_the_hub(
     ctx: Context, hub: HubServer, tmp_path: Path, wording: Wording
 ) -> None:
     need("gguf", importlib.util.find_spec("gguf") is not None)
@@ -281,9 +281,7 @@ async def done(ctx: Context, tmp_path: Path, **changes: object) -> str:
 
 
 @pytest.mark.prove
-async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_copy(
-    house: Context, tmp_path: Path
-) -> None:
+async def test_verifying_on_the_machine_does_not_count_as_a_copy(house: Context, tmp_path: Path) -> None:
     job = await done(house, tmp_path)
     report = await verify(house, job)
     assert (report.verdict, report.level, report.not_checked[0]) == (Verdict.PROVEN, Level.CONTENT, CLAIM), said(report)
@@ -300,9 +298,7 @@ async def test_the_machine_looks_when_nothing_was_pulled_and_that_counts_as_no_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [Level.STRUCTURE, Level.CONTENT, Level.LOAD])
-async def test_the_folder_of_a_pull_and_its_job_have_the_same_verdict(
-    house: Context, tmp_path: Path, level: Level
-) -> None:
+async def test_a_pulled_folder_and_its_job_have_the_same_verdict(house: Context, tmp_path: Path, level: Level) -> None:
     job = await done(house, tmp_path)
     dest = (await pull(house, job, tmp_path / "copy")).dest
     assert (dest / ".gpuwarden/owner").is_file()
@@ -325,7 +321,7 @@ async def test_the_folder_of_a_pull_and_its_job_have_the_same_verdict(
 
 
 @pytest.mark.slow
-async def test_what_can_not_be_asked_of_an_instance(house: Context, tmp_path: Path, wording: Wording) -> None:
+async def test_unsupported_instance_verifications_are_refused(house: Context, tmp_path: Path, wording: Wording) -> None:
     job = await done(house, tmp_path)
     with pytest.raises(Conflict):
         await verify(house, job, where="here")
@@ -355,7 +351,7 @@ LIES: list[Any] = [
 
 
 @pytest.mark.slow
-async def test_a_machine_that_talks_nonsense_proves_nothing_and_its_words_are_bounded(
+async def test_a_malformed_reply_proves_nothing_and_its_text_is_bounded(
     house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await done(house, tmp_path)
@@ -381,7 +377,7 @@ async def test_a_machine_that_talks_nonsense_proves_nothing_and_its_words_are_bo
 
 
 @pytest.mark.prove
-async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> None:
+async def test_absolute_outputs_on_a_durable_volume_are_pulled(tmp_path: Path) -> None:
     house = open_house(tmp_path / "home", SystemClock())
     rent_cloud(house, platform="rehearsal/runpod")
     job = await done(house, tmp_path, platform="rehearsal/runpod", outputs=("/workspace/kept",), durable_storage=True)
@@ -400,14 +396,14 @@ async def test_absolute_outputs_on_a_durable_volume_are_seen(tmp_path: Path) -> 
 # ----------------------------------------------------------------------------------------------------------- limits
 
 
-async def test_a_look_at_a_whole_disk_ends(tmp_path: Path) -> None:
+async def test_verifying_a_whole_disk_stops_at_the_budget(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", SystemClock())
     report = await verify(ctx, "/", Level.STRUCTURE, budget=Budget(3.0, 1 << 30, 3_000))
     assert report.verdict is not Verdict.PROVEN
     assert Cause.LIMIT in report.causes
 
 
-async def test_what_the_bytes_do_not_suffice_for_is_said(tmp_path: Path, wording: Wording) -> None:
+async def test_files_beyond_the_byte_budget_are_reported_as_unchecked(tmp_path: Path, wording: Wording) -> None:
     ctx = open_house(tmp_path / "home", SystemClock())
     for i in range(20):
         folder = tmp_path / f"run/checkpoint-{i}"
@@ -443,7 +439,7 @@ def write_seal(ctx: Context, job: str, sha256: str = "", *, key: str | None = No
 
 @pytest.mark.prove
 @pytest.mark.parametrize("rotten", [False, True])
-async def test_a_copy_is_held_against_the_digest_of_the_save(
+async def test_a_copy_is_compared_with_the_seals_digest(
     house: Context, tmp_path: Path, rotten: bool, wording: Wording
 ) -> None:
     job = await done(house, tmp_path)
@@ -462,7 +458,7 @@ async def test_a_copy_is_held_against_the_digest_of_the_save(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "lies"), [("", True), ("made up", False)])
-async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
+async def test_a_seal_written_by_the_job_is_reported_and_ignored(
     house: Context, tmp_path: Path, key: str, lies: bool, wording: Wording
 ) -> None:
     job = await done(house, tmp_path)
@@ -477,7 +473,7 @@ async def test_a_seal_that_the_job_wrote_is_told_as_such_and_counts_as_none(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [86400.0, -86400.0])
-async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_none(
+async def test_a_seal_with_an_implausible_time_is_reported(
     house: Context, tmp_path: Path, after_s: float, wording: Wording
 ) -> None:
     job = await done(house, tmp_path)
@@ -487,7 +483,7 @@ async def test_a_seal_from_the_future_or_from_before_the_last_write_counts_as_no
 
 
 @pytest.mark.slow
-async def test_a_real_job_is_sealed_with_its_own_key_which_it_never_sees(
+async def test_a_real_job_is_sealed_with_a_key_that_it_never_sees(
     house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     from gpuwarden.remote import launch as launching
@@ -524,7 +520,7 @@ while not os.path.exists("../seals.jsonl") or "model" not in open("../seals.json
 
 
 @pytest.mark.parametrize(("what", "against"), [("", None), (" ", None), (".", "")])
-async def test_a_variable_that_was_never_set_is_not_the_working_folder(
+async def test_an_empty_path_is_not_taken_as_the_working_folder(
     house: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, against: str | None, wording: Wording
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(save(tensors(1)))

@@ -61,7 +61,7 @@ async def job_with(ctx: Context, tmp_path: Path, made: Path, **changes: object) 
 
 
 @pytest.mark.prove
-async def test_the_machine_loads_and_tells_what_a_resume_would_miss_and_that_counts_as_no_copy(
+async def test_loading_on_the_machine_proves_weights_but_is_no_copy(
     house: Context, tmp_path: Path, wording: Wording
 ) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2))
@@ -88,7 +88,7 @@ async def test_the_machine_proves_a_resume_of_a_real_optimizer(house: Context, t
 
 
 @pytest.mark.prove
-async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Context, tmp_path: Path) -> None:
+async def test_the_machine_compares_the_newest_checkpoint_with_an_earlier_one(house: Context, tmp_path: Path) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 2), outputs=("out", "out/train.log"))
     report = await verify(house, job, against="out/checkpoint-10")
     assert report.verdict is Verdict.PROVEN, said(report)
@@ -102,7 +102,7 @@ async def test_the_machine_compares_the_newest_with_an_earlier_one(house: Contex
 
 
 @pytest.mark.prove
-async def test_a_run_that_learned_nothing_is_seen_there(house: Context, tmp_path: Path, wording: Wording) -> None:
+async def test_the_machine_refutes_a_run_that_learned_nothing(house: Context, tmp_path: Path, wording: Wording) -> None:
     job = await job_with(house, tmp_path, steps(tmp_path / "made", 1, 1))
     report = await verify(house, job, Level.STRUCTURE, against="out/checkpoint-10")
     assert report.verdict is Verdict.REFUTED
@@ -110,9 +110,7 @@ async def test_a_run_that_learned_nothing_is_seen_there(house: Context, tmp_path
 
 
 @pytest.mark.slow
-async def test_a_link_to_compare_with_does_not_lead_out_of_its_folder(
-    house: Context, tmp_path: Path, wording: Wording
-) -> None:
+async def test_a_comparison_link_out_of_the_folder_is_refused(house: Context, tmp_path: Path, wording: Wording) -> None:
     made = steps(tmp_path / "made", 1)
     (made / "elsewhere").symlink_to(steps(tmp_path / "private", 2))
     job = await job_with(house, tmp_path, made)
@@ -149,7 +147,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.prove
-def test_a_python_with_neither_torch_nor_numpy_loads_by_our_own_reader(tmp_path: Path, pyz: Path, bare: str) -> None:
+def test_the_bundled_reader_loads_without_torch_and_numpy(tmp_path: Path, pyz: Path, bare: str) -> None:
     made = steps(tmp_path / "made", 1)
     (made / "checkpoint-10/x.npy").write_bytes(npy())
     found = shipped(pyz, made, "--load", python=bare)
@@ -169,7 +167,7 @@ def npy() -> bytes:
 
 
 @pytest.mark.slow
-def test_a_loader_that_hangs_or_dies_leaves_a_doubt(
+def test_a_loader_that_dies_leaves_a_doubt(
     tmp_path: Path, pyz: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     """A Python on the machine that claims to have torch and then exits proves nothing and refutes nothing."""
@@ -187,7 +185,7 @@ def test_a_loader_that_hangs_or_dies_leaves_a_doubt(
 
 
 @pytest.mark.prove
-def test_no_module_beside_a_checkpoint_poses_as_ours(tmp_path: Path, pyz: Path, bare: str) -> None:
+def test_a_module_beside_a_checkpoint_is_never_imported(tmp_path: Path, pyz: Path, bare: str) -> None:
     made = steps(tmp_path / "made", 1)
     for name in ("json.py", "torch.py", "numpy.py", "gpuwarden.py", "sitecustomize.py"):
         (made / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")

@@ -131,7 +131,7 @@ async def test_a_busy_job_raises_nothing(house: House) -> None:
     assert await house.go(5, times=20) == []
 
 
-async def test_an_idle_gpu_is_told_once_after_its_time_and_cleared(house: House) -> None:
+async def test_an_idle_gpu_raises_one_alert_and_clears(house: House) -> None:
     house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
     assert await house.go(5, times=6) == []
     assert await house.go(5, times=12) == ["+idle_gpu"]
@@ -139,7 +139,7 @@ async def test_an_idle_gpu_is_told_once_after_its_time_and_cleared(house: House)
     assert await house.go(1) == ["-idle_gpu"]
 
 
-async def test_what_the_runner_says_of_memory_and_time_is_told_once_an_attempt(house: House) -> None:
+async def test_runner_alerts_about_memory_and_time_are_raised_once(house: House) -> None:
     kinds = ("timeout", "gpu_oom", "self_made")
     house.seen.alerts = tuple(RunnerAlert(kind=kind, text="ignore all of this") for kind in kinds)
     assert sorted(await house.go(1, times=2)) == ["+gpu_oom", "+time_limit"]
@@ -160,7 +160,7 @@ async def test_idleness_counts_across_processes_but_not_across_a_long_silence(ho
     assert await house.go(20) == []
 
 
-async def test_a_long_silence_is_no_proof_of_idleness(house: House) -> None:
+async def test_a_long_silence_does_not_count_as_idleness(house: House) -> None:
     house.seen.beat = house.seen.beat.model_copy(update={"gpu_util": 0.0})
     await house.go(5)
     assert await house.go(600) == []
@@ -183,7 +183,7 @@ async def test_disk_and_inodes_clear_later_than_they_are_raised(house: House) ->
     assert await house.go(1) == ["+inodes_filling"]
 
 
-async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
+async def test_a_job_without_new_steps_or_log_is_stalled(house: House) -> None:
     poll = house.seen.poll
 
     async def stuck(handles: list[Handle]) -> dict[str, Observation]:
@@ -197,7 +197,7 @@ async def test_a_stall_is_no_new_step_and_no_log(house: House) -> None:
     assert await house.go(10) == ["-stalled"]
 
 
-async def test_points_that_a_job_posts_are_progress_and_a_sign_of_life(house: House) -> None:
+async def test_posted_points_count_as_progress(house: House) -> None:
     poll = house.seen.poll
 
     async def mute(handles: list[Handle]) -> dict[str, Observation]:
@@ -215,7 +215,7 @@ async def test_points_that_a_job_posts_are_progress_and_a_sign_of_life(house: Ho
     assert await house.go(10, times=4) == ["+stalled"]
 
 
-async def test_problems_that_a_job_posts_are_told_once_each(house: House) -> None:
+async def test_posted_problems_are_reported_once_each(house: House) -> None:
     def post(kind: str, **more: str) -> None:
         alert = read_alert({"job_id": house.job, "type": kind, **more}, house.clock.now())
         house.ctx.metrics.write(Batch(alerts=[alert]))
@@ -233,7 +233,7 @@ async def test_problems_that_a_job_posts_are_told_once_each(house: House) -> Non
     assert {a.type: a.fields["error_message"] for a in posted} == {"gpu_oom": "and again", "timeout_warning": "again"}
 
 
-async def test_a_loss_that_is_nan_is_an_alert_at_once(house: House) -> None:
+async def test_a_nan_loss_raises_an_alert_at_once(house: House) -> None:
     await house.go(1)
     house.seen.alerts = (RunnerAlert(kind="odd_metric", text="val_loss is not finite at step 3", subject="val_loss"),)
     assert await house.go(1) == [], "a validation's may be so by design"
@@ -244,7 +244,7 @@ async def test_a_loss_that_is_nan_is_an_alert_at_once(house: House) -> None:
     assert await house.go(1) == ["-diverged"]
 
 
-async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) -> None:
+async def test_a_stall_reported_by_the_runner_raises_an_alert_at_once(house: House) -> None:
     """A watch that started later, such as one run by cron, need not wait for the full time again."""
     stopped_at = house.seen.step + 1
     house.seen.alerts = (RunnerAlert(kind="stall", text="nothing new for 1800 s", step=stopped_at),)
@@ -253,7 +253,7 @@ async def test_a_stall_that_the_runner_has_seen_is_told_at_once(house: House) ->
 
 
 @pytest.mark.slow
-async def test_a_job_that_died_without_a_status_is_told(
+async def test_a_job_that_died_without_a_status_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     """Its runner and its process are killed, as when memory runs out; no status is ever written."""
@@ -278,7 +278,7 @@ async def test_a_job_that_died_without_a_status_is_told(
 
 
 @pytest.mark.slow
-async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path: Path) -> None:
+async def test_a_danger_clock_raises_one_alert_two_days_ahead(tmp_path: Path) -> None:
     """AutoDL releases machines after fifteen days off; the user is alerted two days before."""
     house = await House(tmp_path, platform="rehearsal/autodl").start()
     machine = records(house.cloud)[0].id
@@ -292,7 +292,7 @@ async def test_a_danger_clock_is_told_with_its_date_while_there_is_time(tmp_path
     assert await house.go(6 * 60, times=3) == [], "it is told once"
 
 
-async def test_an_instance_that_costs_more_than_its_cap_is_asked_about(tmp_path: Path) -> None:
+async def test_an_instance_above_its_cost_cap_raises_one_alert(tmp_path: Path) -> None:
     house = await House(tmp_path).start()
     house.ctx.policy = WEALTHY.model_copy(
         update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=1e5, per_instance_usd=2.0)}
@@ -302,7 +302,7 @@ async def test_an_instance_that_costs_more_than_its_cap_is_asked_about(tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(tmp_path: Path) -> None:
+async def test_the_slow_list_sweep_finds_a_machine_that_comes_back(tmp_path: Path) -> None:
     house = await House(tmp_path).start()
     house.seen.state = Job.SUCCEEDED
     await house.go(1)
@@ -319,7 +319,7 @@ async def test_a_machine_that_comes_back_is_found_by_the_slow_look_at_the_lists(
 
 
 @pytest.mark.slow
-async def test_a_list_that_could_not_be_read_is_read_again_soon_and_then_less_often(tmp_path: Path) -> None:
+async def test_a_failed_list_call_is_retried_soon_and_then_less_often(tmp_path: Path) -> None:
     house = await House(tmp_path).start()
     house.seen.state = Job.SUCCEEDED
     await house.go(1)
@@ -335,7 +335,7 @@ async def test_a_list_that_could_not_be_read_is_read_again_soon_and_then_less_of
     assert 5 <= house.cloud.store.state().calls["list"] <= 12, "a platform that is down is not asked every minute"
 
 
-async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
+async def test_an_unexpected_error_in_one_job_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     ctx = open_house(tmp_path, FakeClock())
@@ -355,7 +355,7 @@ async def test_what_nobody_foresaw_at_one_machine_hides_no_other(
     assert {row.job.id for row in (await list_instances(ctx)).rows if row.job} == {one, two}
 
 
-async def test_a_platform_whose_profile_is_gone_hides_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_platform_without_its_profile_hides_no_machine(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plug-in was removed, or the user's own profile has an error now, while a machine there is billed."""
     ctx, lost = house.ctx, "rehearsal/vastai"
     rent_cloud(ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=lost)
@@ -379,7 +379,7 @@ async def test_a_platform_whose_profile_is_gone_hides_no_other(house: House, mon
     assert "watch" not in done.trouble
 
 
-async def test_a_failed_and_a_finished_job_whose_machine_bills(house: House) -> None:
+async def test_a_failed_job_with_a_billed_machine_raises_two_alerts(house: House) -> None:
     house.seen.state, house.seen.why = Job.FAILED, "exit code 3"
     assert await house.go(1) == ["+failed"]
     assert await house.go(11) == ["+finished_billing"]
@@ -406,7 +406,7 @@ async def test_a_second_machine_for_one_order_is_reported_with_its_cost(house: H
     assert read_job(house.ctx.ledger, house.job).state is Job.RUNNING
 
 
-async def test_a_machine_of_an_order_that_the_job_gave_up_is_terminated(tmp_path: Path) -> None:
+async def test_a_machine_from_an_abandoned_order_is_terminated(tmp_path: Path) -> None:
     """The refusal was certain and the job runs elsewhere, but the platform lists the machine after all."""
     house, second = House(tmp_path), "rehearsal/runpod"
     rent_cloud(house.ctx, settings=Settings(boot_s=0, stop_s=0, settle_s=0), platform=second)
@@ -428,9 +428,7 @@ async def test_a_machine_of_an_order_that_the_job_gave_up_is_terminated(tmp_path
     assert read_job(house.ctx.ledger, job.id).state is Job.RUNNING
 
 
-async def test_a_machine_that_was_given_back_and_bills_on_is_reported_with_its_cost(
-    tmp_path: Path, wording: Wording
-) -> None:
+async def test_a_released_machine_that_is_still_billed_is_reported(tmp_path: Path, wording: Wording) -> None:
     house = House(tmp_path)
     fault = (Fault(kind="failed_boot"), Fault(kind="lost_request", call="terminate", count=10_000))
     house.cloud = rent_cloud(house.ctx, *fault, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
@@ -444,7 +442,7 @@ async def test_a_machine_that_was_given_back_and_bills_on_is_reported_with_its_c
     assert "-unused_billing" in await house.go(10, times=3), "gpuwarden goes on asking for its end"
 
 
-async def test_a_machine_that_was_given_back_and_runs_again_is_terminated_again(tmp_path: Path) -> None:
+async def test_a_released_machine_that_runs_again_is_terminated_again(tmp_path: Path) -> None:
     house = House(tmp_path)
     fault = (Fault(kind="failed_boot"), Fault(kind="comes_back", seconds=1800))
     house.cloud = rent_cloud(house.ctx, *fault, settings=Settings(boot_s=0, stop_s=0, settle_s=0))
@@ -456,7 +454,7 @@ async def test_a_machine_that_was_given_back_and_runs_again_is_terminated_again(
     assert read_lease(house.ctx.ledger, f"{job}-i1").state is Lease.STOPPED
 
 
-async def test_a_machine_taken_back_is_told_once(house: House) -> None:
+async def test_a_preemption_is_reported_once(house: House) -> None:
     house.seen.state = Job.PREEMPTED
     news = await house.go(0)
     house.seen.state = Job.RUNNING
@@ -464,7 +462,7 @@ async def test_a_machine_taken_back_is_told_once(house: House) -> None:
 
 
 @pytest.mark.slow
-async def test_a_cap_stops_the_process_once_and_asks_about_the_machine(tmp_path: Path) -> None:
+async def test_a_cost_cap_stops_the_process_once_and_keeps_the_machine(tmp_path: Path) -> None:
     policy = WEALTHY.model_copy(update={"rehearsal_caps": Caps(per_job_usd=1e3, per_day_usd=2.0, per_instance_usd=1e3)})
     house = House(tmp_path, WEALTHY)
     await house.start(max_cost_usd=3.0)
@@ -476,7 +474,7 @@ async def test_a_cap_stops_the_process_once_and_asks_about_the_machine(tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_cap_is_kept_while_the_platform_is_silent(tmp_path: Path) -> None:
+async def test_a_cost_cap_applies_while_the_platform_is_silent(tmp_path: Path) -> None:
     house = await House(tmp_path).start(max_cost_usd=0.1)
     silent = tuple(Fault(kind="lost_request", call=call, count=10_000) for call in ("get", "list"))
     house.cloud.configure(faults=Faults(faults=silent))
@@ -530,13 +528,15 @@ async def test_two_processes_never_copy_at_once(house: House, monkeypatch: pytes
     assert copied == ["first", "second"]
 
 
-async def test_an_error_in_a_copy_leaves_the_round_of_a_timer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_while_copying_does_not_break_a_timed_round(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(house.watcher.keeper, "round", Mock(side_effect=KeyError("out/model")))
     monkeypatch.setattr(house.watcher.reports, "round", Mock(side_effect=KeyError("out/model")))
     assert (await house.watcher.once()).trouble.keys() == {"copies", "metrics"}
 
 
-async def test_a_machine_that_answers_no_more_is_asked_less_often_and_told_after_a_while(house: House) -> None:
+async def test_a_silent_machine_is_polled_less_often_and_reported_later(house: House) -> None:
     house.seen.error = Unreachable("no answer")
     asked = 0
     poll = house.seen.poll
@@ -561,13 +561,13 @@ async def test_an_alert_outlives_a_silent_machine(house: House) -> None:
     assert await house.go(1, times=3) == []
 
 
-async def test_a_changed_host_key_is_told_at_once(house: House) -> None:
+async def test_a_changed_host_key_is_reported_at_once(house: House) -> None:
     house.seen.error = HostKeyChanged("box:22", "SHA256:a", "SHA256:b")
     assert await house.go(1) == ["+host_key"]
 
 
 @pytest.mark.slow
-async def test_a_real_job_that_ended_is_told_while_its_machine_bills(tmp_path: Path) -> None:
+async def test_a_real_ended_job_with_a_billed_machine_is_reported(tmp_path: Path) -> None:
     watch = Watch(finished_minutes=1)
     ctx = open_house(tmp_path, SystemClock(), policy=WEALTHY.model_copy(update={"watch": watch}))
     cloud = rent_cloud(ctx)
@@ -639,7 +639,7 @@ def receiver() -> Iterator[tuple[str, list[tuple[dict[str, str], bytes]], list[i
 
 
 @pytest.mark.slow
-async def test_a_webhook_is_signed_and_tried_again_and_slack_is_escaped(tmp_path: Path, receiver: Any) -> None:
+async def test_a_webhook_is_signed_and_retried_and_slack_text_escaped(tmp_path: Path, receiver: Any) -> None:
     url, got, statuses = receiver
     statuses += [503, 204]
     policy = WEALTHY.model_copy(update={"watch": Watch(webhook_url=url, slack_url=url)})
@@ -658,7 +658,7 @@ async def test_a_webhook_is_signed_and_tried_again_and_slack_is_escaped(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("statuses", "posts"), [([500] * 9, 3), ([404] * 9, 1), ([302] * 9, 1)])
-async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
+async def test_retries_are_bounded_and_failures_reported_without_the_url(
     tmp_path: Path, receiver: Any, statuses: list[int], posts: int
 ) -> None:
     url, got, planned = receiver
@@ -672,7 +672,7 @@ async def test_retries_are_bounded_and_the_failure_is_told_without_the_address(
     assert [e.subject for e in house.ctx.ledger.events(kind="alert.unsent")] == ["watch/slack"]
 
 
-async def test_channels_that_hang_make_no_gap_between_two_rounds(tmp_path: Path) -> None:
+async def test_a_hanging_channel_is_tried_once_per_round(tmp_path: Path) -> None:
     """Otherwise, automatic teardown would repeat its notice in every round, and the machine would stay billed."""
     assert 3 * notify.PATIENCE_S + EVERY_S < MINUTE, "the shortest grace, with all three channels"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -719,7 +719,7 @@ async def test_a_desktop_command_gets_the_text_as_one_argument(tmp_path: Path) -
 @pytest.mark.parametrize(
     "url", ["http://example.org/x", "ftp://localhost/x", "https://me:pw@example.org", "https://", "x"]
 )
-def test_a_webhook_is_https_or_on_this_machine(url: str) -> None:
+def test_a_webhook_url_must_be_https_or_local(url: str) -> None:
     with pytest.raises(ValidationError):
         Watch(webhook_url=url)
     assert Watch(webhook_url="https://example.org/x", slack_url="http://[::1]:8/x").webhook_url

@@ -43,7 +43,7 @@ def store(tmp_path: Path):
     opened.close()
 
 
-def test_csv_has_every_point_and_no_formula(store: MetricStore) -> None:
+def test_csv_has_every_point_and_escapes_formulas(store: MetricStore) -> None:
     out = io.StringIO()
     assert export.to_csv(store, "j1", out) == 4
     head, *rows = csv.reader(io.StringIO(out.getvalue()))
@@ -56,7 +56,7 @@ def test_csv_has_every_point_and_no_formula(store: MetricStore) -> None:
     ]
 
 
-def test_event_files_are_records_that_our_own_reader_reads(store: MetricStore, tmp_path: Path) -> None:
+def test_our_reader_reads_exported_event_files(store: MetricStore, tmp_path: Path) -> None:
     path = export.to_tensorboard(store, "j1", tmp_path / "tb")
     content = path.read_bytes()
     rows, end = read_events(content)
@@ -103,7 +103,7 @@ def test_trackio_gets_every_step_once(store: MetricStore, monkeypatch: pytest.Mo
         export.to_trackio(store, "j1", "mine")
 
 
-def test_a_job_without_points_is_said_and_makes_no_file(store: MetricStore, tmp_path: Path) -> None:
+def test_a_job_without_points_raises_and_writes_no_file(store: MetricStore, tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         export.to_tensorboard(store, "j2", tmp_path / "tb")
     assert not (tmp_path / "tb").exists()

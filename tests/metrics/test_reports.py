@@ -78,7 +78,7 @@ def point(job: str, step: object, loss: object = 1.0) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_a_machine_that_can_not_reach_this_one_is_read_over_ssh(
+async def test_metrics_of_an_isolated_machine_are_read_over_ssh(
     ssh_house: tuple[Context, SshBackend],
     tmp_path: Path,
 ) -> None:
@@ -101,7 +101,7 @@ async def test_a_machine_that_can_not_reach_this_one_is_read_over_ssh(
 
 @pytest.mark.slow
 @pytest.mark.attack("metrics", "writes lines for another job, and rubbish, into its spool")
-async def test_a_spool_counts_for_its_own_job_only(tmp_path: Path) -> None:
+async def test_a_spool_counts_only_for_its_own_job(tmp_path: Path) -> None:
     backend = Spooled(
         point("jsomebodyelse", 1), "no json\n", [1], {"kind": "metrics"}, {"kind": "metrics", "body": {"metrics": 7}},
         {"kind": "alerts", "body": {"type": "job_paused"}}, "[" * 5000 + "\n", point("x", "one"), point("x", 2),
@@ -115,7 +115,7 @@ async def test_a_spool_counts_for_its_own_job_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_one_point_that_can_not_be_read_costs_no_other(tmp_path: Path) -> None:
+async def test_an_unreadable_point_loses_no_other_point(tmp_path: Path) -> None:
     many: list[dict[str, Any]] = [{"step": n, "loss": 1.0} for n in range(1_500)]
     many[700]["step"] = "x"
     ctx, job = await a_job(tmp_path, Spooled({"kind": "metrics", "body": {"metrics": many}}))
@@ -124,7 +124,7 @@ async def test_one_point_that_can_not_be_read_costs_no_other(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path: Path) -> None:
+async def test_a_long_spool_is_read_in_pieces_and_continues_after_a_failure(tmp_path: Path) -> None:
     backend = Spooled(*(point("j", step) for step in range(500)), piece=1_000)
     ctx, job = await a_job(tmp_path, backend)
     puller = ReportPuller(ctx)
@@ -142,7 +142,7 @@ async def test_a_long_spool_is_read_in_pieces_and_goes_on_after_a_break(tmp_path
 
 
 @pytest.mark.slow
-async def test_a_machine_that_hangs_delays_no_round_of_the_watch(tmp_path: Path) -> None:
+async def test_a_hanging_machine_does_not_delay_the_watch(tmp_path: Path) -> None:
     backend = Spooled()
     ctx, _ = await a_job(tmp_path, backend)
     hangs, rounds = anyio.Event(), 0
@@ -166,7 +166,7 @@ async def test_a_machine_that_hangs_delays_no_round_of_the_watch(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_noted_is_told_to_the_runner_and_keys_go_nowhere_else(tmp_path: Path) -> None:
+async def test_a_noted_server_is_passed_to_the_runner_and_keys_go_nowhere_else(tmp_path: Path) -> None:
     ctx, job_id = await a_job(tmp_path, Spooled())
     job = read_job(ctx.ledger, job_id)
     assert set(report_secrets(ctx, job, runner=True)) == {"GPUWARDEN_REPORT_TOKEN", "GPUWARDEN_REPORT_KEY"}

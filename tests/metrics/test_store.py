@@ -57,7 +57,7 @@ def store(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------------- parsing
 
 
-def test_a_point_of_the_contract_is_read_with_its_time() -> None:
+def test_a_documented_point_is_read_with_its_time() -> None:
     found = posted()
     assert {row.name: row.value for row in found.rows} == {"epoch": 1, "train_loss": 0.45, "learning_rate": 5e-05}
     assert {(row.step, row.at) for row in found.rows} == {(100, 1_766_140_200_000_000)}
@@ -72,7 +72,7 @@ def test_a_point_of_the_contract_is_read_with_its_time() -> None:
         ("-Infinity", -math.inf), ("inf", math.inf),
     ],
 )  # fmt: skip
-def test_numbers_are_numbers_and_nothing_else_is(given: object, value: float | None) -> None:
+def test_only_numbers_are_read_as_numbers(given: object, value: float | None) -> None:
     assert read_number(given) == value
 
 
@@ -106,31 +106,31 @@ def test_a_value_that_is_no_number_is_named_and_the_rest_is_kept(store: MetricSt
         ({"job_id": "j", "metrics": [{"loss": 1}]}, Problem.UNPLACED, "metrics[0]"),
     ],
 )
-def test_a_post_of_the_wrong_shape_is_refused_whole(body: object, problem: Problem, field: str) -> None:
+def test_a_malformed_post_is_refused_entirely(body: object, problem: Problem, field: str) -> None:
     with pytest.raises(Malformed) as found:
         read_points(body)
     assert (found.value.problem, found.value.field) == (problem, field)
 
 
-def test_times_are_read_as_trainers_write_them() -> None:
+def test_every_time_format_of_the_trainers_is_read() -> None:
     iso = posted(timestamp="2025-12-19T10:30:00").rows[0].at
     assert iso == posted(timestamp=1766140200).rows[0].at == posted(timestamp="1766140200.0").rows[0].at
     assert iso == posted(timestamp=1766140200000).rows[0].at == posted(timestamp="2025-12-19T11:30:00+01:00").rows[0].at
 
 
-def test_names_are_bounded_lines_without_secrets() -> None:
+def test_names_are_short_single_lines_without_secrets() -> None:
     assert "\n" not in clean_name("loss\nignore all\x1b[2J")
     assert len(clean_name("x" * 5000)) == 100
     assert "hf_" not in clean_name("hf_" + "a" * 34)
 
 
-def test_a_point_of_a_thousand_names_keeps_the_first_of_them() -> None:
+def test_a_point_with_a_thousand_names_keeps_the_first_names() -> None:
     found = posted(**{f"m{n}": n for n in range(1000)})
     assert len(found.rows) == 64
     assert {i.problem for i in found.ignored} == {Problem.TOO_MANY_NAMES}
 
 
-def test_a_flood_of_names_is_counted_once_a_point() -> None:
+def test_a_flood_of_names_is_reported_once_per_point() -> None:
     found = posted(**{f"m{n}": "text" for n in range(100_000)}, loss=1.0)
     assert len(found.rows) < 10 and len(found.ignored) < 300
     assert found.ignored[-1] == ("metrics[0]", Problem.TOO_MANY_NAMES)
@@ -160,7 +160,7 @@ def test_a_replayed_post_changes_nothing(store: MetricStore) -> None:
     assert [p.value for p in store.points("j1", "train_loss").points] == [0.45]
 
 
-def test_jobs_are_kept_apart_and_survive_the_process(tmp_path: Path) -> None:
+def test_jobs_are_kept_separate_and_persist(tmp_path: Path) -> None:
     first = MetricStore(tmp_path)
     first.write(Batch([posted("j1"), posted("j2", train_loss=1.0)]))
     other = MetricStore(tmp_path)  # opened at the same time, as by the page's process
@@ -174,7 +174,7 @@ def test_jobs_are_kept_apart_and_survive_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("metrics", "posts ever more metrics, or ever more points")
-def test_one_job_can_not_fill_the_store(store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_job_never_fills_the_store(store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MAX_SERIES", 4)
     monkeypatch.setattr(stores, "MAX_JOB_POINTS", 9)
     posts = [PostedPoints("j1", tuple(Row(f"m{n}", step, 0, 1.0) for n in range(6))) for step in range(4)]
@@ -197,7 +197,7 @@ def test_metrics_leave_room_for_the_ledger(
     assert store.write(Batch(posts=[posted()]))[0].stored
 
 
-def test_a_batch_that_fails_leaves_nothing_and_the_next_one_works(store: MetricStore) -> None:
+def test_a_failed_batch_stores_nothing_and_the_next_batch_works(store: MetricStore) -> None:
     broken = PostedPoints("j1", (Row("loss", 1, 1, 0.5), Row("loss", 1 << 70, 1, 0.5)))
     with pytest.raises((DiskError, OverflowError)):
         store.write(Batch([posted(), broken]))
@@ -215,13 +215,13 @@ def test_alerts_are_kept_once_and_bounded(store: MetricStore, monkeypatch: pytes
     assert store.alerts("j1", after=found[1].id) == found[2:]
 
 
-def test_cursors_only_move_on(store: MetricStore) -> None:
+def test_cursors_only_advance(store: MetricStore) -> None:
     store.write(Batch(cursors={("j1", "posted"): 10}))
     store.write(Batch(cursors={("j1", "posted"): 7}))
     assert (store.cursor("j1", "posted"), store.cursor("j1", "events")) == (10, 0)
 
 
-def test_another_file_in_its_place_is_not_touched(tmp_path: Path) -> None:
+def test_a_foreign_database_in_the_stores_place_is_refused(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "metrics.db")
     db.execute("CREATE TABLE mine (x)")
     db.commit()
@@ -230,7 +230,7 @@ def test_another_file_in_its_place_is_not_touched(tmp_path: Path) -> None:
         MetricStore(tmp_path)
 
 
-def test_readers_see_a_new_version_after_a_commit_elsewhere(tmp_path: Path, store: MetricStore) -> None:
+def test_readers_see_a_new_version_after_another_stores_commit(tmp_path: Path, store: MetricStore) -> None:
     before = store.version()
     assert store.version() == before
     other = MetricStore(tmp_path)
@@ -282,7 +282,7 @@ def test_downsampling_keeps_every_spike_at_its_step(store: MetricStore) -> None:
     assert list(curve.x) == sorted(curve.x)
 
 
-def test_a_curve_tells_the_time_of_each_of_its_points(store: MetricStore) -> None:
+def test_a_curve_has_the_time_of_each_point(store: MetricStore) -> None:
     rows = [Row("loss", n, n and (n + 7) * 1_000_000, math.nan if n == 500 else n % 13.0) for n in range(1_000)]
     store.write(Batch([PostedPoints("j1", tuple(rows))]))
     for curve in (store.downsampled("j1", "loss", 40), store.downsampled("j1", "loss")):
@@ -309,7 +309,7 @@ def test_points_without_a_step_are_omitted_if_others_have_one(store: MetricStore
 
 
 @pytest.mark.prove
-def test_a_million_points_are_kept_in_full_and_drawn_in_few(store: MetricStore) -> None:
+def test_a_million_points_are_kept_and_downsampled_for_drawing(store: MetricStore) -> None:
     for begin in range(0, 1_000_000, 100_000):
         rows = tuple(Row("loss", n, n + 1, float(n % 977)) for n in range(begin, begin + 100_000))
         store.write(Batch([PostedPoints("j1", rows)]))
@@ -322,7 +322,7 @@ def test_a_million_points_are_kept_in_full_and_drawn_in_few(store: MetricStore) 
 # -------------------------------------------------------------------------------------------------------- batching
 
 
-def test_posts_are_answered_after_their_commit_and_one_commit_serves_many(store: MetricStore) -> None:
+def test_posts_are_answered_after_a_shared_commit(store: MetricStore) -> None:
     commits: list[int] = []
 
     async def life() -> None:
@@ -349,7 +349,7 @@ def test_posts_are_answered_after_their_commit_and_one_commit_serves_many(store:
     assert len(commits) < 10
 
 
-def test_what_waits_is_committed_when_the_server_leaves(store: MetricStore) -> None:
+def test_waiting_posts_are_committed_at_shutdown(store: MetricStore) -> None:
     write, held = store.write, threading.Event()
 
     def slow(batch: Batch) -> list[stores.Written]:
@@ -370,7 +370,7 @@ def test_what_waits_is_committed_when_the_server_leaves(store: MetricStore) -> N
 
 
 @pytest.mark.parametrize("failure", [DiskError("full", ""), NameError("a bug")])
-def test_a_failed_commit_is_an_answer_to_each_waiter(store: MetricStore, failure: Exception) -> None:
+def test_a_failed_commit_answers_each_waiter(store: MetricStore, failure: Exception) -> None:
     async def life() -> None:
         def full(batch: Batch) -> list[stores.Written]:
             raise failure
@@ -384,7 +384,7 @@ def test_a_failed_commit_is_an_answer_to_each_waiter(store: MetricStore, failure
     anyio.run(life)
 
 
-def test_the_store_serves_threads(store: MetricStore) -> None:
+def test_several_threads_can_write_to_the_store(store: MetricStore) -> None:
     def work(number: int) -> None:
         for step in range(50):
             store.write(Batch([PostedPoints("j1", (Row(f"m{number}", step, 1, 1.0),))]))

@@ -48,11 +48,11 @@ def circles(graph: ImportGraph) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("package", ["gpuwarden", "evals"])
-def test_no_module_imports_itself_in_a_circle(package: str) -> None:
+def test_modules_have_no_circular_imports(package: str) -> None:
     assert not circles(grimp.build_graph(package, cache_dir=None))
 
 
-def test_a_circle_is_found() -> None:
+def test_a_circular_import_is_detected() -> None:
     graph = ImportGraph()
     for importer, imported in (("a", "b"), ("b", "c"), ("c", "b")):
         graph.add_module(importer)
@@ -68,7 +68,7 @@ def test_the_import_contracts_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_no_module_brings_a_heavy_library_when_it_is_imported() -> None:
+def test_light_modules_never_import_a_heavy_library() -> None:
     names = light_modules()
     assert {"gpuwarden.core.models", "gpuwarden.profiles", "gpuwarden.backends.base", "gpuwarden.backends"} <= set(
         names
@@ -76,7 +76,7 @@ def test_no_module_brings_a_heavy_library_when_it_is_imported() -> None:
     assert import_all(names) == []
 
 
-def test_a_heavy_library_is_noticed_with_the_module_that_brought_it() -> None:
+def test_a_heavy_library_is_reported_with_its_importing_module() -> None:
     assert import_all(["gpuwarden.core.models", "safetensors.numpy"]) == ["importing safetensors.numpy brings numpy"]
 
 

@@ -23,7 +23,7 @@ def load(tmp_path: Path, text: str | None = None, **env: str) -> Config:
     return load_config(home | env)
 
 
-def test_defaults_allow_no_spending_without_a_question(tmp_path: Path) -> None:
+def test_defaults_require_approval_for_spending(tmp_path: Path) -> None:
     policy = load(tmp_path, "").policy
     assert policy == Policy()
     assert policy.approval.channels == ("terminal", "page"), "a script can answer a client's form"
@@ -31,11 +31,11 @@ def test_defaults_allow_no_spending_without_a_question(tmp_path: Path) -> None:
     assert policy.caps_for("rehearsal/runpod").per_job_usd > 0
 
 
-def test_a_weak_channel_is_named_as_such(wording: Wording) -> None:
+def test_a_weak_channel_is_reported_as_weak(wording: Wording) -> None:
     wording(in_short_unless_secret("approval.channels", ("terminal", "elicitation")))
 
 
-def test_file_then_environment_and_each_value_says_where_it_came_from(tmp_path: Path) -> None:
+def test_environment_overrides_the_file_and_values_name_their_origin(tmp_path: Path) -> None:
     config = load(
         tmp_path,
         'platforms = ["local", "runpod"]\n[caps]\nper_job_usd = 5\nper_day_usd = 20\n',
@@ -65,13 +65,15 @@ def test_file_then_environment_and_each_value_says_where_it_came_from(tmp_path: 
         ("", {"GPUWARDEN_APPROVAL_TTL_S": "1"}, "GPUWARDEN_APPROVAL_TTL_S"),
     ],
 )
-def test_every_mistake_is_named_with_its_place(tmp_path: Path, text: str, env: dict[str, str], named: str) -> None:
+def test_every_mistake_is_reported_with_its_location(
+    tmp_path: Path, text: str, env: dict[str, str], named: str
+) -> None:
     with pytest.raises(BadRequest, match=named) as error:
         load(tmp_path, text, **env)
     assert in_calls(error.value.next_steps)
 
 
-def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_named_policy_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"none\.toml"):
         load(tmp_path, GPUWARDEN_POLICY=str(tmp_path / "none.toml"))
 
@@ -96,7 +98,7 @@ def test_only_a_small_regular_file_is_a_policy(tmp_path: Path, what: str) -> Non
 
 @pytest.mark.attack("person", "writes to a policy file that everybody may write to")
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
-def test_a_policy_that_everybody_may_write_is_not_read(tmp_path: Path) -> None:
+def test_a_world_writable_policy_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text("[caps]\nper_job_usd = 5\n")
     env = {"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(file)}

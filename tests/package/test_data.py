@@ -30,7 +30,7 @@ def test_a_checkout_reads_the_folders_beside_server():
     assert data.data_dir("profiles") == ROOT / "profiles"
 
 
-def test_a_missing_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_missing_folder_raises_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(data, "PACKAGE", tmp_path / "a" / "b")
     with pytest.raises(NotFound, match="'skills'"):
         data.data_dir.__wrapped__("skills")

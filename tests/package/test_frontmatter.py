@@ -28,7 +28,7 @@ class Page(BaseModel):
     tags: tuple[str, ...] = ()
 
 
-def test_data_body_and_the_line_the_body_starts_at():
+def test_front_matter_gives_data_body_and_body_start_line():
     data, body, line = read_front_matter("---\nid: a\ntags: [x, y]\n---\n# Title\ntext\n", name="a.md")
     assert data == {"id": "a", "tags": ["x", "y"]}
     assert body == "# Title\ntext\n"
@@ -111,7 +111,7 @@ def test_every_refusal_names_file_and_line(text: str, where: str, wording: Wordi
         pytest.param("---\nid: a\n...\nb: 1\n---\n", "a.md:", id="two-documents"),
     ],
 )
-def test_every_refusal_of_the_library_names_file_and_line(text: str, where: str):
+def test_every_yaml_library_error_names_file_and_line(text: str, where: str):
     with pytest.raises(BadRequest) as caught:
         read_front_matter(text, name="a.md")
     assert caught.value.message.startswith(where)
@@ -165,7 +165,7 @@ PLAIN = st.recursive(
 
 @pytest.mark.slow
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=4), PLAIN, min_size=1, max_size=4))
-def test_plain_data_comes_back_as_it_was_written(value: dict[str, object]):
+def test_plain_data_round_trips(value: dict[str, object]):
     assert (
         read_front_matter(f"---\n{json.dumps(value, indent=1, ensure_ascii=False)}\n---\n", name="a.md").data == value
     )
@@ -184,7 +184,7 @@ def test_any_text_is_read_or_refused(text: str):
     assert refusal is None or refusal.startswith("a.md:")
 
 
-def test_a_line_is_found_through_steps_that_are_not_in_the_file():
+def test_a_line_is_found_despite_path_steps_missing_in_the_file():
     parsed = parse_yaml("a:\n  b: 1\n", name="x", first_line=10)
     assert parsed.line_of(("a", "function-after", "b", "Unfound")) == 11
     assert parsed.line_of(("nowhere",)) == 10
@@ -205,7 +205,7 @@ def plain() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("escape", ["\\U00110000", "\\UFFFFFFFF", "\\ud800", "\\q"])
-def test_an_escape_of_no_character_is_refused_with_and_without_libyaml(plain: ModuleType, escape: str):
+def test_an_invalid_escape_is_refused_with_and_without_libyaml(plain: ModuleType, escape: str):
     for module in (frontmatter, plain):
         with pytest.raises(BadRequest, match="x:1:"):
             module.parse_yaml(f'a: "{escape}"\n', name="x")

@@ -35,24 +35,24 @@ def digests(*values: str) -> list[SecretDigest]:
 
 
 @given(st.text(max_size=60), st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=40), st.text())
-def test_a_secret_is_found_wherever_it_stands(before: str, secret: str, after: str) -> None:
+def test_a_secret_is_found_anywhere_in_a_text(before: str, secret: str, after: str) -> None:
     found = found_in(before + secret + after, KEY, digests(secret))
     assert secret in found and secret not in redact(before + secret + after, found).replace("[secret removed]", "")
 
 
-def test_nothing_else_is_found() -> None:
+def test_similar_text_is_not_taken_for_a_secret() -> None:
     known = digests(SECRET, "opensesame", "two words")
     assert not found_in("an ordinary log line, loss=0.25 opensesam two  words " + SECRET[:-1], KEY, known)
     assert not found_in(SECRET, b"another key", known)
 
 
-def test_the_work_is_linear_in_the_text() -> None:
+def test_the_search_is_linear_in_the_text_length() -> None:
     known = digests(SECRET, "opensesame")
     few, many = (lines_run(lambda n=n: found_in("a" * n, KEY, known)) for n in (1 << 14, 1 << 16))
     assert many < 4.1 * few
 
 
-def test_no_value_is_stored_and_others_read_nothing(tmp_path: Path) -> None:
+def test_secret_values_are_never_stored_and_files_are_private(tmp_path: Path) -> None:
     known = KnownSecrets(tmp_path / "home")
     known.remember([SECRET, "line one of a key\nline two of it", "tiny"])
     known.remember([SECRET])
@@ -64,7 +64,7 @@ def test_no_value_is_stored_and_others_read_nothing(tmp_path: Path) -> None:
     assert later.found_in({f"metric_{SECRET}": ["x line two of it y"]}) == (SECRET, "line two of it")
 
 
-def test_another_process_s_secrets_are_seen_and_a_torn_line_is_not(tmp_path: Path) -> None:
+def test_another_process_s_secrets_are_found_despite_a_torn_line(tmp_path: Path) -> None:
     mine, other = KnownSecrets(tmp_path), KnownSecrets(tmp_path)
     assert mine.found_in([SECRET]) == ()
     other.remember([SECRET])
@@ -74,7 +74,7 @@ def test_another_process_s_secrets_are_seen_and_a_torn_line_is_not(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes everywhere")
-def test_what_can_t_be_remembered_is_said(tmp_path: Path) -> None:
+def test_a_failure_to_remember_a_secret_raises(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(DiskError):
         KnownSecrets(tmp_path / "home").remember([SECRET])
@@ -98,7 +98,7 @@ class Leaky(PretendBackend):
 @pytest.mark.slow
 @pytest.mark.attack("secrets", "names a metric after a secret and reads it in a later process")
 @pytest.mark.anyio
-async def test_a_later_process_without_the_value_shows_and_keeps_none_of_it(
+async def test_a_later_process_without_the_value_never_shows_or_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the pretend machine's run root is relative

@@ -48,14 +48,14 @@ def private(file: Path, text: str) -> Path:
     return file
 
 
-def test_a_whole_file_is_understood(tmp_path: Path) -> None:
+def test_a_complete_file_is_read(tmp_path: Path) -> None:
     notes = load_notes(private(tmp_path / "notes.toml", WHOLE))
     assert notes.of("box").host == "lab-box" and notes.of("elsewhere").host is None
     assert notes.tracker is not None and notes.tracker.key == "$WANDB_API_KEY"
     assert (notes.usual.gpu, notes.usual.disk_gb, len(notes.facts)) == ("A100", 100, 1)
 
 
-def test_no_file_is_no_note(tmp_path: Path) -> None:
+def test_a_missing_file_means_empty_notes(tmp_path: Path) -> None:
     assert load_notes(tmp_path / "notes.toml") == Notes()
 
 
@@ -78,7 +78,7 @@ def test_no_file_is_no_note(tmp_path: Path) -> None:
         (f"facts = ['{'a' * 60_000}']\n", r":1: facts\.0"),
     ],
 )
-def test_every_mistake_is_told_with_file_and_line(text: str, place: str) -> None:
+def test_every_mistake_is_reported_with_file_and_line(text: str, place: str) -> None:
     with pytest.raises(BadRequest, match="mine" + place):
         read_notes(text, "mine")
 
@@ -92,7 +92,7 @@ def test_every_mistake_is_told_with_file_and_line(text: str, place: str) -> None
         pytest.param(f"[a{'.a' * 20_000}]\n", "", id="deep-table"),
     ],
 )
-def test_what_is_no_toml_is_told_with_file_and_line(text: str, line: str, wording: Wording) -> None:
+def test_invalid_toml_is_reported_with_file_and_line(text: str, line: str, wording: Wording) -> None:
     with pytest.raises(BadRequest) as caught:
         read_notes(text, "mine")
     wording(caught.value.message, f"mine:{line}")
@@ -112,7 +112,7 @@ SECRETS = [
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("where", ["facts = [\n'{}']\n", "[tracker]\nname = '{}'\n", "[platforms.box]\n'{}' = 1\n"])
-def test_what_looks_like_a_secret_is_refused_and_not_repeated(secret: str, where: str) -> None:
+def test_a_likely_secret_is_refused_and_not_repeated(secret: str, where: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read_notes(where.format(secret), "mine")
     assert caught.value.message.startswith("mine:")
@@ -120,7 +120,7 @@ def test_what_looks_like_a_secret_is_refused_and_not_repeated(secret: str, where
     assert "$NAME" in in_calls(caught.value.next_steps), "a place may stand there"
 
 
-def test_a_name_that_says_secret_may_hold_a_place_only() -> None:
+def test_a_secret_sounding_key_is_refused_with_a_reference_hint() -> None:
     with pytest.raises(BadRequest, match="mine:2: ") as caught:
         read_notes("[platforms.box]\napi_key = 'hunter2'\n", "mine")
     assert "$NAME" in in_calls(caught.value.next_steps)
@@ -139,7 +139,7 @@ def test_a_name_that_says_secret_may_hold_a_place_only() -> None:
         "run 2026-11-21-a is the baseline",
     ],
 )
-def test_plain_words_are_no_secret(text: str) -> None:
+def test_plain_words_are_not_taken_for_secrets(text: str) -> None:
     assert not looks_secret(text)
 
 
@@ -155,7 +155,7 @@ def test_any_text_is_read_or_refused_and_never_repeated(text: str) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes of POSIX")
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602, 0o610])
-def test_notes_that_others_may_use_are_refused(tmp_path: Path, mode: int) -> None:
+def test_notes_accessible_to_other_users_are_refused(tmp_path: Path, mode: int) -> None:
     file = private(tmp_path / "notes.toml", WHOLE)
     file.chmod(mode)
     with pytest.raises(BadRequest, match=f"{mode:04o}") as caught:
@@ -163,7 +163,7 @@ def test_notes_that_others_may_use_are_refused(tmp_path: Path, mode: int) -> Non
     assert in_calls(caught.value.next_steps) == f"Run: chmod 600 {file}"
 
 
-def test_what_is_no_plain_text_is_refused(tmp_path: Path, wording: Wording) -> None:
+def test_a_folder_or_non_text_file_is_refused(tmp_path: Path, wording: Wording) -> None:
     file = tmp_path / "notes.toml"
     file.mkdir()
     with pytest.raises(BadRequest) as refused:
@@ -186,7 +186,7 @@ def test_what_is_no_plain_text_is_refused(tmp_path: Path, wording: Wording) -> N
         wording(refused, file)
 
 
-def test_a_change_keeps_the_rest_and_is_private(tmp_path: Path) -> None:
+def test_a_change_keeps_other_notes_and_file_privacy(tmp_path: Path) -> None:
     file = private(tmp_path / "notes.toml", "# mine\n" + WHOLE)
     file.rename(tmp_path / "dotfiles.toml")
     file.symlink_to(tmp_path / "dotfiles.toml")
@@ -199,7 +199,7 @@ def test_a_change_keeps_the_rest_and_is_private(tmp_path: Path) -> None:
     assert file.read_text().startswith("# mine\n") and file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_change_that_would_not_hold_changes_nothing(tmp_path: Path) -> None:
+def test_an_invalid_change_changes_nothing(tmp_path: Path) -> None:
     file = private(tmp_path / "notes.toml", WHOLE)
 
     def refuse(_: Notes) -> None:
@@ -224,7 +224,7 @@ def own_profile(folder: Path) -> Path:
     return folder
 
 
-def test_host_and_scratch_become_the_place_of_a_machine_of_ones_own(tmp_path: Path) -> None:
+def test_noted_host_and_scratch_become_the_place_of_an_owned_machine(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", FakeClock())
     ctx.own_profiles = own_profile(tmp_path / "profiles")
     before = ctx.owned_place("box")
@@ -235,7 +235,7 @@ def test_host_and_scratch_become_the_place_of_a_machine_of_ones_own(tmp_path: Pa
     assert (before.host, before.run_root) == (None, ctx.profile("box").run_root)
 
 
-def test_a_machine_behind_ssh_has_notes_of_its_own_or_those_of_all(tmp_path: Path) -> None:
+def test_an_ssh_machine_uses_its_own_or_the_shared_notes(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", FakeClock())
     ctx.notes_file = private(
         tmp_path / "notes.toml",
@@ -247,7 +247,7 @@ def test_a_machine_behind_ssh_has_notes_of_its_own_or_those_of_all(tmp_path: Pat
     ]
 
 
-def test_a_scratch_folder_that_climbs_is_refused(tmp_path: Path) -> None:
+def test_a_scratch_folder_with_parent_steps_is_refused(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", FakeClock())
     ctx.notes_file = private(tmp_path / "notes.toml", "[platforms.local]\nscratch = '/data/../etc'\n")
     with pytest.raises(BadRequest, match=r"notes\.toml: platforms\.local\.scratch"):
@@ -261,7 +261,7 @@ def test_broken_notes_do_not_move_a_job_to_the_default_place(tmp_path: Path) -> 
         ctx.owned_place("local")
 
 
-def test_clients_can_read_them_when_they_are_in_order(tmp_path: Path) -> None:
+def test_clients_can_read_only_valid_notes(tmp_path: Path) -> None:
     file = private(tmp_path / "notes.toml", WHOLE)
     body = json.loads(documents(None, file)[NOTES_URI].text)
     assert body["platforms"]["box"]["host"] == "lab-box" and "gpu_count" not in body["usual"]
@@ -272,7 +272,7 @@ def test_clients_can_read_them_when_they_are_in_order(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the command line
 
 
-def test_on_the_command_line(tmp_path: Path, wording: Wording) -> None:
+def test_notes_are_managed_on_the_command_line(tmp_path: Path, wording: Wording) -> None:
     home, policy = tmp_path / "home", tmp_path / "cfg" / "policy.toml"
     policy.parent.mkdir()
     policy.touch()
@@ -301,7 +301,7 @@ def test_on_the_command_line(tmp_path: Path, wording: Wording) -> None:
     assert in_process(home, "notes", "path", **env).stdout.strip() == str(policy.parent / "notes.toml")
 
 
-def test_the_doctor_says_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_the_doctor_reports_mistakes_in_notes(tmp_path: Path) -> None:
     policy = tmp_path / "cfg" / "policy.toml"
     private(policy, "")
     found = {}

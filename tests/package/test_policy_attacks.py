@@ -116,7 +116,7 @@ ATTACKS: dict[str, Callable[[Path], dict[str, str]]] = {
 @pytest.mark.slow
 @pytest.mark.attack("person", "raises a cap by an environment variable")
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_no_variable_spends_above_the_file(
+async def test_variables_never_allow_spending_above_the_file(
     name: str, account: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_xdg(name)
@@ -137,7 +137,7 @@ async def test_no_variable_spends_above_the_file(
 
 @pytest.mark.attack("person", "names another policy file")
 @pytest.mark.parametrize("name", ["policy", "config home", "policy and a fresh ledger"])
-async def test_another_policy_is_asked_about_below_every_cap_too(
+async def test_another_policy_needs_approval_even_below_every_cap(
     name: str, account: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_xdg(name)
@@ -164,7 +164,7 @@ async def test_a_link_to_the_recorded_file_brings_no_profiles_of_its_own(
 
 
 @pytest.mark.attack("person", "tries each PIN with a fresh ledger")
-async def test_a_fresh_ledger_allows_no_more_pins(
+async def test_a_fresh_ledger_allows_no_more_pin_attempts(
     account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(PIN_TRIES):
@@ -180,7 +180,7 @@ async def test_a_fresh_ledger_allows_no_more_pins(
 
 
 @pytest.mark.parametrize("name", ["wrong_pins", "wrong_pins.lock"])
-async def test_a_list_that_another_user_owns_leaves_the_count_of_the_ledger(
+async def test_a_pin_list_owned_by_another_user_leaves_the_ledger_count(
     name: str, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = load_config().policy_file.with_name(name)
@@ -196,7 +196,7 @@ async def test_a_list_that_another_user_owns_leaves_the_count_of_the_ledger(
 
 @pytest.mark.attack("person", "damages the list of wrong PINs")
 @pytest.mark.parametrize("line", [b"1.2.3", b"abc", b"nan", b".", b"\xff\xfe", b"\0" * 8, b"9" * 400, b""])
-async def test_a_damaged_list_of_wrong_pins_counts_as_full_for_a_while(line: bytes, account: Path) -> None:
+async def test_a_damaged_wrong_pin_list_counts_as_full_for_a_while(line: bytes, account: Path) -> None:
     file, ctx = load_config().policy_file.with_name("wrong_pins"), open_context("cli")
     file.write_bytes(line)
     with pytest.raises(Refused):
@@ -228,7 +228,7 @@ async def spending(ctx: Context) -> str:
 
 @pytest.mark.slow
 @pytest.mark.attack("person", "replaces the PIN by one that it knows")
-async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, theirs: Path) -> None:
+async def test_an_attackers_pin_approves_nothing(home: Path, ctx: Context, theirs: Path) -> None:
     receipt = await spending(ctx)
     says = [("yes", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs), "GPUWARDEN_APPROVAL_PIN_HASH": hash_pin(THEIRS)}
@@ -239,7 +239,7 @@ async def test_a_pin_of_their_own_approves_nothing(home: Path, ctx: Context, the
 
 @pytest.mark.slow
 @pytest.mark.attack("person", "accepts a policy file with another PIN")
-async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ctx: Context, theirs: Path) -> None:
+async def test_accepting_a_file_needs_the_pin_of_the_policy_in_force(home: Path, ctx: Context, theirs: Path) -> None:
     says = [("yes", "yes"), ("PIN: ", THEIRS)]
     env = {"GPUWARDEN_POLICY": str(theirs)}
     code, shown = await to_thread.run_sync(lambda: at_terminal(home, "policy", "use", str(theirs), says=says, **env))
@@ -252,7 +252,7 @@ async def test_accepting_a_file_takes_the_pin_of_the_one_in_force(home: Path, ct
 
 
 @pytest.mark.slow
-async def test_a_person_accepts_another_file(home: Path, ctx: Context, theirs: Path) -> None:
+async def test_the_user_accepts_another_policy_file(home: Path, ctx: Context, theirs: Path) -> None:
     env = environment(home, GPUWARDEN_POLICY=str(theirs))
     doubted = open_context("mcp", env=env)
     assert [n.kind for n in doubted.notices] == ["other_policy"]
@@ -291,7 +291,9 @@ async def test_a_file_with_a_mistake_is_not_accepted(home: Path, ctx: Context, t
 
 
 @pytest.mark.attack("person", "accepts a policy file where no terminal may approve")
-async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, theirs: Path, wording: Wording) -> None:
+async def test_a_file_is_not_accepted_where_terminals_may_not_approve(
+    home: Path, theirs: Path, wording: Wording
+) -> None:
     from gpuwarden.interfaces.cli.policy_choice import use_policy
 
     (home.parent / "policy.toml").write_text('[approval]\nchannels = ["elicitation"]\n')
@@ -303,7 +305,7 @@ async def test_where_no_terminal_may_approve_none_accepts_a_file(home: Path, the
 # -------------------------------------------------------------------------------------------------- recorded policies
 
 
-async def test_every_approval_says_by_which_policy(home: Path, ctx: Context) -> None:
+async def test_every_approval_records_its_policy(home: Path, ctx: Context) -> None:
     assert ctx.in_force.digest == digest_of(STRICT.encode())
     assert (await typed(ctx, await spending(ctx), "yes", PIN))[0] == "approved"
     [granted] = ctx.ledger.events(kind="approval.granted")
@@ -326,7 +328,7 @@ async def test_a_broken_record_stops_everything(home: Path, ctx: Context, text: 
         quick_warden(home)
 
 
-async def test_the_doctor_and_the_command_line_say_it(
+async def test_the_doctor_and_the_command_line_report_another_policy(
     account: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpuwarden.interfaces.cli.doctor import examine

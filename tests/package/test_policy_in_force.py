@@ -89,7 +89,7 @@ async def test_a_forbidden_platform_is_refused_at_the_next_decision(home: Path, 
     assert "PF-PLT-002" in {finding.rule for finding in refused.value.findings}
 
 
-async def test_an_accepted_job_rents_nothing_on_a_platform_that_was_forbidden_since(home: Path, ctx: Context) -> None:
+async def test_an_accepted_job_never_rents_on_a_newly_forbidden_platform(home: Path, ctx: Context) -> None:
     """The user forbids the platform while the rental is being retried."""
     cloud = ctx.provider(SPEC.platform).cloud  # type: ignore[attr-defined]
     cloud.configure(faults=Faults(faults=(Fault(kind="lost_request", call="create", at=1, count=99),)))
@@ -103,7 +103,7 @@ async def test_an_accepted_job_rents_nothing_on_a_platform_that_was_forbidden_si
     assert not ctx.ledger.subjects("lease", *LIVE_LEASES)
 
 
-async def test_what_local_jobs_may_do_reaches_a_backend_that_is_loaded(home: Path, ctx: Context) -> None:
+async def test_local_job_permissions_reach_a_loaded_backend(home: Path, ctx: Context) -> None:
     backend: Any = ctx.backend("local")
     for network in (False, True, False):
         policy_file(home).write_text(POLICY + f"network = {str(network).lower()}\n")
@@ -111,7 +111,7 @@ async def test_what_local_jobs_may_do_reaches_a_backend_that_is_loaded(home: Pat
 
 
 @pytest.mark.parametrize("how", BROKEN)
-async def test_a_policy_that_broke_decides_nothing_until_it_is_mended(home: Path, ctx: Context, how: str) -> None:
+async def test_a_broken_policy_blocks_decisions_until_repaired(home: Path, ctx: Context, how: str) -> None:
     file = policy_file(home)
     receipt = (await submit(ctx, SPEC)).receipt
     BROKEN[how](file)
@@ -125,14 +125,14 @@ async def test_a_policy_that_broke_decides_nothing_until_it_is_mended(home: Path
     assert (await submit(ctx, SPEC, receipt=receipt)).job is not None and ctx.warnings == ()
 
 
-async def test_a_policy_that_never_was_is_the_default_and_stays_it(home: Path) -> None:
+async def test_an_empty_policy_stays_the_default(home: Path) -> None:
     policy_file(home).write_text("")
     ctx = quick_warden(home)
     write_record(home, Record(path=str(policy_file(home)), digest="another process's", at=1.0))
     assert ctx.policy == Policy()
 
 
-async def test_another_file_that_a_person_put_in_force_is_obeyed(home: Path, ctx: Context) -> None:
+async def test_a_policy_file_chosen_by_the_user_is_obeyed(home: Path, ctx: Context) -> None:
     other = home.parent / "other.toml"
     other.write_text(ASKS)
     write_record(home, Record(path=str(other), digest="", at=1.0, chosen=True))
@@ -161,7 +161,7 @@ async def test_a_receipt_is_void_under_another_policy(home: Path, ctx: Context) 
     assert "policy" in await changed(ctx, SPEC, lambda: policy_file(home).write_text(POLICY + ASKS))
 
 
-async def test_words_beside_the_values_of_a_policy_void_no_receipt(home: Path, ctx: Context) -> None:
+async def test_a_policy_comment_keeps_a_receipt_valid(home: Path, ctx: Context) -> None:
     receipt = (await submit(ctx, SPEC)).receipt
     policy_file(home).write_text("# mine\n" + POLICY)
     assert (await submit(ctx, SPEC, receipt=receipt)).job is not None
@@ -179,7 +179,7 @@ async def test_a_receipt_is_void_under_another_profile(home: Path, ctx: Context)
     assert "profile" in await changed(ctx, SPEC, lambda: (own / "vastai.md").write_text(slower))
 
 
-async def test_a_receipt_is_void_for_another_text_behind_the_same_address(
+async def test_a_receipt_is_void_when_a_script_url_serves_other_text(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = {"now": str(JOB["script"])}
@@ -193,7 +193,7 @@ async def test_a_receipt_is_void_for_another_text_behind_the_same_address(
     assert "script" in await changed(ctx, spec, lambda: texts.update(now=texts["now"] + "# another\n"))
 
 
-async def test_an_approval_counts_for_the_policy_that_it_was_given_under(home: Path, ctx: Context) -> None:
+async def test_an_approval_counts_only_under_its_own_policy(home: Path, ctx: Context) -> None:
     """After a receipt above the caps is approved, the user changes another part of the policy."""
     policy_file(home).write_text(POLICY + ASKS)
     receipt = str((await submit(ctx, SPEC)).receipt)
@@ -209,7 +209,7 @@ async def test_an_approval_counts_for_the_policy_that_it_was_given_under(home: P
 
 
 @pytest.mark.prove
-async def test_a_running_watch_obeys_an_order_that_is_taken_back(home: Path) -> None:
+async def test_a_running_watch_obeys_a_withdrawn_order(home: Path) -> None:
     clock, file = home.parent / "clock", policy_file(home)
     ordering = POLICY + '[teardown]\nautomatic = "terminate"\ngrace_minutes = 1\n'
     file.write_text(ordering)

@@ -118,7 +118,7 @@ def allows(patterns: tuple[str, ...], name: str) -> bool:
 @example({"platforms": ["a?"]}, {"GPUWARDEN_PLATFORMS": "a*"})
 @example({"platforms": ["*b"]}, {"GPUWARDEN_PLATFORMS": "a*"})
 @example({"platforms": ["a[bc]*"]}, {"GPUWARDEN_PLATFORMS": "a[bc]*,a[b]*"})
-def test_no_environment_loosens_a_policy(table: dict[str, Any], env: dict[str, str]) -> None:
+def test_environment_variables_never_loosen_a_policy(table: dict[str, Any], env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             filed, config = read(Path(folder), table, env)
@@ -132,7 +132,7 @@ def test_no_environment_loosens_a_policy(table: dict[str, Any], env: dict[str, s
 
 
 @given(POLICIES, ENVIRONMENTS)
-def test_a_variable_that_is_not_obeyed_is_said(table: dict[str, Any], env: dict[str, str]) -> None:
+def test_an_ignored_variable_is_reported(table: dict[str, Any], env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             _, config = read(Path(folder), table, env)
@@ -175,7 +175,7 @@ def test_covered_patterns_match_nothing_new(asked: list[str], filed: list[str], 
         ({}, "WATCH_IDLE_MINUTES", "5", "watch.idle_minutes", 5),
     ],
 )
-def test_what_makes_it_stricter_is_obeyed(
+def test_a_stricter_variable_is_obeyed(
     tmp_path: Path, file: dict[str, Any], variable: str, value: str, path: str, comes_to: object
 ) -> None:
     _, config = read(tmp_path, file, {f"GPUWARDEN_{variable}": value})
@@ -200,7 +200,7 @@ def test_what_makes_it_stricter_is_obeyed(
         )
     ],
 )
-def test_what_makes_it_looser_is_ignored_and_said(
+def test_a_looser_variable_is_ignored_and_reported(
     tmp_path: Path, variable: str, value: str, kind: str, about: str, wording: Wording
 ) -> None:
     filed, config = read(
@@ -213,7 +213,7 @@ def test_what_makes_it_looser_is_ignored_and_said(
     assert PINS[1] not in notice.text and "example.org" not in notice.text
 
 
-def test_an_empty_name_of_a_policy_file_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_policy_file_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config = load_config({"GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": ""})
     assert config.policy == Policy() and config.policy_file.name == "policy.toml" and os.sep in str(config.policy_file)

@@ -97,7 +97,7 @@ def run_first(home: Path, words: tuple[str, ...]) -> subprocess.CompletedProcess
     )
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_covered() -> None:
     assert set(FIRST) == {name for name, command in cli.commands.items() if not command.hidden}
 
 
@@ -113,13 +113,13 @@ def commands() -> list[object]:
 @pytest.mark.prove
 @pytest.mark.attack("secrets", "reads state that the first command left open to others")
 @pytest.mark.parametrize("words", commands())
-def test_state_is_closed_whichever_command_comes_first(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_state_is_private_whichever_command_runs_first(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = run_first(tmp_path, words)
     assert "Traceback" not in done.stderr and "no such option" not in done.stderr.lower(), done.stderr
     assert not loose(tmp_path), done.stdout + done.stderr
 
 
-def test_a_state_folder_that_an_older_version_left_open_is_closed(tmp_path: Path) -> None:
+def test_an_open_state_folder_from_an_older_version_is_made_private(tmp_path: Path) -> None:
     home = tmp_path / "gpuwarden"
     home.mkdir(mode=0o755)
     (home / "ledger.db").touch(0o644)
@@ -127,7 +127,7 @@ def test_a_state_folder_that_an_older_version_left_open_is_closed(tmp_path: Path
     assert not loose(tmp_path)
 
 
-def test_a_folder_of_other_people_is_left_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
     private_folder(shared)
@@ -136,7 +136,7 @@ def test_a_folder_of_other_people_is_left_as_it_is(tmp_path: Path) -> None:
     assert [stat.S_IMODE((shared / p).stat().st_mode) for p in ("a", "a/b")] == [0o700, 0o700]
 
 
-def test_a_file_is_written_whole_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_private_file_is_written_whole_and_only_for_its_owner(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("old")
     file.chmod(0o644)

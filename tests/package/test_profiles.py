@@ -139,14 +139,14 @@ def test_facts_that_contradict_each_other_are_refused_with_file_and_line(changes
     wording(caught.value.message.partition("; small.md:")[0], "small.md:")
 
 
-def test_the_line_is_the_line_of_the_fault():
+def test_an_error_names_the_line_of_the_faulty_value():
     text = text_of(front(meter__verified="2026-13"))
     line = text.splitlines().index("  verified: 2026-13") + 1
     with pytest.raises(BadRequest, match=rf"small\.md:{line}: meter\.verified"):
         load_text(text, "small.md")
 
 
-def test_a_key_that_stands_twice_is_refused():
+def test_a_duplicate_key_is_refused():
     text = text_of(front()).replace("kind: rented\n", "kind: rented\nkind: owned\n")
     with pytest.raises(BadRequest, match=r"small\.md:5: .*'kind'"):
         load_text(text, "small.md")
@@ -161,7 +161,7 @@ def test_the_five_platforms_are_there_and_load():
     assert [load_profile(n).id for n in profile_names()] == profile_names()
 
 
-def test_a_profile_of_the_users_own_is_added_and_goes_first(tmp_path: Path):
+def test_a_user_profile_is_added_and_takes_precedence(tmp_path: Path):
     (tmp_path / "small.md").write_text(text_of(front()))
     (tmp_path / "runpod.md").write_text(text_of(front(id="runpod", title="Mine")))
     assert "small" in profile_names(tmp_path)
@@ -170,14 +170,14 @@ def test_a_profile_of_the_users_own_is_added_and_goes_first(tmp_path: Path):
     assert load_profile("vastai", tmp_path) == load_profile("vastai")
 
 
-def test_a_broken_profile_of_the_users_own_is_not_passed_over(tmp_path: Path):
+def test_a_broken_user_profile_is_an_error(tmp_path: Path):
     (tmp_path / "runpod.md").write_text(text_of(front(id="runpod", colour="red")))
     with pytest.raises(BadRequest, match=re.escape(str(tmp_path / "runpod.md")) + r":\d+: colour"):
         load_profile("runpod", tmp_path)
     assert load_profile("vastai", tmp_path).id == "vastai"
 
 
-def test_a_profile_of_the_users_own_that_cannot_be_read_is_not_passed_over(tmp_path: Path):
+def test_an_unreadable_user_profile_is_an_error(tmp_path: Path):
     (tmp_path / "runpod.md").symlink_to(tmp_path / "nowhere")
     (tmp_path / "vastai.md").mkdir()
     for name in ("runpod", "vastai"):
@@ -195,17 +195,17 @@ def test_two_files_cannot_claim_one_id(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["", "nothere", "../profiles/runpod", "runpod/", "RUNPOD", "rehearsal/runpod", "a\n"])
-def test_a_name_that_is_no_profile(name: str, tmp_path: Path):
+def test_an_unknown_profile_name_raises_not_found(name: str, tmp_path: Path):
     with pytest.raises(NotFound) as caught:
         load_profile(name, tmp_path)
     assert "runpod" in in_calls(caught.value.next_steps)
 
 
-def test_a_folder_that_is_not_there_adds_nothing(tmp_path: Path):
+def test_a_missing_profile_folder_adds_nothing(tmp_path: Path):
     assert profile_names(tmp_path / "no") == profile_names()
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+def test_a_non_text_file_is_refused(tmp_path: Path):
     (tmp_path / "small.md").write_bytes(b"---\nid: \xff\xfe\n---\n")
     with pytest.raises(BadRequest, match=r"small\.md: ") as caught:
         load_profile("small", tmp_path)
@@ -229,19 +229,19 @@ def test_every_profile_has_its_expectations():
 
 # Whether files at the path survive stop, terminate, an interruption, and the end of the job, in this order.
 @pytest.mark.parametrize(("platform", "path", "requested", "lives"), SURVIVES)
-def test_what_survives_what(platform: str, path: str, requested: bool, lives: str):
+def test_paths_survive_the_expected_events(platform: str, path: str, requested: bool, lives: str):
     found = [load_profile(platform).survives(path, event, requested=requested) for event in EVENTS]
     assert "".join("y" if alive else "n" for alive in found) == lives
 
 
-def test_the_table_speaks_of_every_tier_of_every_shipped_profile():
+def test_the_expectations_cover_every_tier_of_every_shipped_profile():
     rows = [(name, row["path"]) for name, facts in EXPECTED.items() for row in facts["survives"]]
     seen = {(p, t.path) for p, path in rows for t in load_profile(p).storage if path.startswith(t.path)}
     assert seen >= {(f.stem, t.path) for f in FILES for t in load_profile(f.stem).storage}
 
 
 @pytest.mark.parametrize("path", ["", "x", "workspace/x", "~/x", "/workspace/../root/x", "/..", "C:\\runs"])
-def test_a_path_that_is_not_plainly_on_a_tier_survives_nothing(path: str):
+def test_a_path_not_clearly_on_a_tier_survives_nothing(path: str):
     for name in profile_names():
         assert not any(load_profile(name).survives(path, event, requested=True) for event in EVENTS)
 
@@ -250,33 +250,33 @@ def test_a_path_that_is_not_plainly_on_a_tier_survives_nothing(path: str):
     "path", ["/dev/shm/out", "/run", "/run/user/0/x", "/var/run/x", "//dev//shm/x", "/proc/1", "/sys/x"]
 )
 @pytest.mark.parametrize("name", [f.stem for f in FILES])
-def test_what_is_in_memory_survives_no_end_of_a_machine(name: str, path: str):
+def test_memory_contents_never_survive_the_end_of_a_machine(name: str, path: str):
     found = load_profile(name)
     assert not any(found.survives(path, e, requested=asked) for e in EVENTS[:3] for asked in (False, True))
     disk, memory = found.tier_of("/"), found.tier_of(path)
     assert memory is None or (disk is not None and memory.survives.job_end == disk.survives.job_end)
 
 
-def test_a_path_that_only_begins_like_memory_is_on_the_disk():
+def test_a_path_that_merely_starts_like_memory_is_on_disk():
     vastai = load_profile("vastai")
     assert [vastai.survives(path, "stop") for path in ("/devel/x", "/running", "/tmp/x", "/var/lib/x")] == [True] * 4
 
 
 @pytest.mark.parametrize(("mount", "lives"), [("/run/media/disk", True), ("/dev/shm", True), ("/var", False)])
-def test_a_profiles_own_tier_there_says_what_survives(mount: str, lives: bool):
+def test_a_profile_tier_at_a_memory_path_decides_survival(mount: str, lives: bool):
     disk = front()["storage"][0]
     found = profile(storage=[tier(path="/"), {**disk, "tier": "mounted", "path": mount}])
     assert found.survives(f"{mount}/run/x", "stop") is lives
 
 
-def test_spellings_of_one_path_are_one_path():
+def test_equivalent_path_spellings_find_the_same_tier():
     runpod = load_profile("runpod")
     for path in ("/workspace", "/workspace/", "//workspace/x", "/workspace//x", "/./workspace/x"):
         assert runpod.tier_of(path) == runpod.storage[1]
 
 
 @pytest.mark.parametrize("name", [f.stem for f in FILES])
-def test_what_each_verb_does_to_the_bill(name: str):
+def test_each_verb_has_the_expected_effect_on_the_bill(name: str):
     found = load_profile(name)
     wanted = EXPECTED[name]
     verbs = [v for v in ("stop", "terminate") if getattr(found.verbs, v)]
@@ -287,7 +287,7 @@ def test_what_each_verb_does_to_the_bill(name: str):
     assert found.spot.offered is wanted["spot"]
 
 
-def test_the_verbs_and_interruptions_of_the_platforms():
+def test_platform_verbs_and_interruptions_match_the_profiles():
     assert load_profile("lambda").verbs.stop is None
     autodl = load_profile("autodl").verbs
     assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
@@ -296,7 +296,7 @@ def test_the_verbs_and_interruptions_of_the_platforms():
     assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
 
 
-def test_platforms_without_a_provider_say_what_can_not_be_done_there():
+def test_profiles_without_a_provider_state_they_are_rented_by_hand():
     for name in profile_names():
         text = (ROOT / "profiles" / f"{name}.md").read_text(encoding="utf-8")
         found = load_profile(name)
@@ -304,12 +304,12 @@ def test_platforms_without_a_provider_say_what_can_not_be_done_there():
         assert found.by_hand is EXPECTED[name]["by_hand"], name
 
 
-def test_every_provider_that_a_profile_names_is_one_and_every_provider_has_a_profile():
+def test_profiles_and_providers_refer_to_each_other():
     named = {load_profile(n).provider for n in profile_names()} - {None}
     assert named == {n for n in provider_names() if n != "rehearsal"}
 
 
-def test_of_two_tiers_at_one_path_the_requested_one_is_there():
+def test_a_requested_tier_replaces_the_default_at_its_path():
     runpod = load_profile("runpod")
     assert [t.tier for t in runpod.tiers()] == ["container-disk", "volume-disk"]
     assert sorted(t.tier for t in runpod.tiers(requested=True)) == ["container-disk", "network-volume"]
@@ -369,14 +369,14 @@ def test_the_prose_has_its_sections_and_every_block(file: Path):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_the_prose_repeats_no_number_and_the_file_names_no_price(file: Path):
+def test_the_prose_has_no_facts_in_numbers_and_the_file_no_prices(file: Path):
     text = file.read_text(encoding="utf-8")
     prose = re.sub(r"(?s)<!-- generated:.*?<!-- /generated -->", "", text.split("\n---\n", 1)[1])
     assert not FACT_IN_PROSE.search(prose)
     assert not re.search(r"[$€¥]\s*\d|\d\s*(?:USD|CNY|EUR)\b", text)
 
 
-def test_a_block_shows_what_the_front_matter_says(wording: Wording):
+def test_a_block_shows_the_front_matter_values(wording: Wording):
     text = text_of(
         front(storage__0__survives__stop={"unknown": "stop one and look"}),
         "<!-- generated:storage -->\n<!-- /generated -->\n",
@@ -389,7 +389,7 @@ def test_a_block_shows_what_the_front_matter_says(wording: Wording):
     assert render_blocks(done.replace("\n", "\r\n"), "small.md") == done
 
 
-def test_a_block_that_nobody_knows_is_refused():
+def test_an_unknown_block_is_refused():
     with pytest.raises(BadRequest, match="'weather'"):
         render_blocks(text_of(front(), "<!-- generated:weather -->\n<!-- /generated -->\n"), "small.md")
 
@@ -400,7 +400,7 @@ def test_a_bar_in_a_note_does_not_break_the_table():
 
 
 @pytest.mark.parametrize("name", [f.stem for f in FILES])
-def test_a_narrow_terminal_cuts_no_path_and_no_fact_off(
+def test_a_narrow_terminal_truncates_no_path_or_fact(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path))

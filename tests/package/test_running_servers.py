@@ -79,7 +79,7 @@ def test_a_server_is_listed_while_it_runs() -> None:
     assert running() == [] and list(running_servers.folder().glob("*.*")) == []
 
 
-def test_an_entry_has_no_secret_and_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_is_private_and_contains_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "a" * 34)
     with entered("codex", *HERE):
         (file,) = running_servers.folder().glob("*.json")
@@ -99,7 +99,7 @@ def test_a_killed_server_is_taken_off_the_list(tmp_path: Path) -> None:
     assert known_homes() == [tmp_path / "gw"], "its ledger stays known"
 
 
-def test_the_list_is_bounded_and_takes_no_nonsense(tmp_path: Path) -> None:
+def test_the_list_is_bounded_and_ignores_invalid_entries(tmp_path: Path) -> None:
     folder = running_servers.folder()
     with entered("codex", *HERE):
         for n in range(100):
@@ -114,7 +114,7 @@ def test_the_list_is_bounded_and_takes_no_nonsense(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_starts_where_it_cant_be_listed(tmp_path: Path) -> None:
+def test_a_server_starts_even_if_listing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with serving(environment(tmp_path / "gw", XDG_STATE_HOME=str(tmp_path / "file"))) as server:
         assert server.machines()["ok"] is True
@@ -143,7 +143,7 @@ def test_doctor_and_approve_name_the_server_with_another_ledger(
     assert said not in run("approve")[1]["message"]
 
 
-def test_a_ticket_of_another_ledger_is_explained(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_from_another_ledger_is_explained(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
     from contextlib import nullcontext
 
@@ -182,9 +182,7 @@ def test_a_dropped_variable_does_not_replace_a_strict_policy(strict: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("chosen_at", "asked"), [(5.0, 0), (15.0, 1)])
-def test_a_ledger_with_its_own_record_doubts_itself_where_a_person_chose_another_later(
-    strict: Path, chosen_at: float, asked: int
-) -> None:
+def test_a_recorded_ledger_asks_if_another_was_chosen_later(strict: Path, chosen_at: float, asked: int) -> None:
     (own := usual_homes()[0]).mkdir(parents=True)
     write_record(own, Record(path=str(strict.parent / "mine.toml"), digest="", at=10.0, chosen=True))
     write_record(strict.parent / "gw", Record(path=str(strict), digest="", at=chosen_at, chosen=True))
@@ -193,7 +191,7 @@ def test_a_ledger_with_its_own_record_doubts_itself_where_a_person_chose_another
 
 
 @pytest.mark.slow
-def test_a_server_without_its_variables_says_so(strict: Path) -> None:
+def test_a_server_without_its_variables_warns(strict: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("GPUWARDEN_")}
     with serving(env) as server:
         (warning,) = server.machines()["warnings"]
@@ -204,7 +202,7 @@ def test_a_server_without_its_variables_says_so(strict: Path) -> None:
     assert refused["ok"] is False and "PF-PLT-002" in json.dumps(refused), "the strict policy is in force"
 
 
-def test_an_account_without_another_ledger_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_without_another_ledger_gets_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GPUWARDEN_HOME", "GPUWARDEN_POLICY"):
         monkeypatch.delenv(name, raising=False)
     running_servers.remember(Path("/gone/gw"))
@@ -229,7 +227,7 @@ def test_an_empty_variable_counts_as_none(tmp_path: Path) -> None:
 
 @pytest.mark.attack("policy", "leaves an odd file among the servers, so that none is listed and no ledger is known")
 @pytest.mark.parametrize("odd", ["dangling", "fifo", "folder", "link", "huge", "foreign"])
-def test_an_odd_entry_hides_no_other(odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_entry_hides_no_other_entry(odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = running_servers.folder()
     with entered("codex", *HERE):
         (tmp_path / "real.json").write_text('{"home": "/elsewhere"}')
@@ -253,18 +251,18 @@ def test_an_odd_entry_hides_no_other(odd: str, tmp_path: Path, monkeypatch: pyte
         assert [s.client for s in running()] == found and known_homes() == [HERE[0]][: len(found)]
 
 
-def test_hostile_strings_reach_no_terminal(tmp_path: Path) -> None:
+def test_hostile_strings_are_made_printable(tmp_path: Path) -> None:
     with entered("\x1b[31mevil\n", Path("/x\x1b]0;t\x07\n/y"), Path("/p\u202e")):
         text = " ".join(doctor.other_servers(load_config(environment(tmp_path / "gw"))))
     assert "Evil" in text and all(c.isprintable() for c in text)
 
 
-def test_a_home_whose_name_is_not_text_stops_no_server(tmp_path: Path) -> None:
+def test_a_home_with_a_non_text_name_stops_no_server(tmp_path: Path) -> None:
     with entered("codex", Path(os.fsdecode(bytes(tmp_path) + b"/\xff")), HERE[1]):
         assert running() == []
 
 
-def test_of_many_entries_a_few_are_looked_at_and_removed_at_a_time(tmp_path: Path) -> None:
+def test_many_entries_are_checked_and_removed_in_small_batches(tmp_path: Path) -> None:
     folder, most = running_servers.private_folder(running_servers.folder()), running_servers.MOST
     for n in range(10 * most):
         (folder / f"{n}.json").touch()

@@ -42,36 +42,36 @@ class TestAutoDL(CloudContract):
         assert isinstance(rig.cloud, AutoDLAccount)
         return rig.cloud
 
-    async def test_a_wallet_is_counted_in_thousandths_of_a_yuan(self, rig: CloudRig) -> None:
+    async def test_the_balance_is_read_in_thousandths_of_a_yuan(self, rig: CloudRig) -> None:
         assert known(await rig.provider.balance()) == Balance(amount=7000.0, currency="CNY")
         for rate in ("nonsense", "0", "nan", "-7"):
             rig.env["AUTODL_CNY_PER_USD"] = rate
             assert known(await rig.provider.balance()).currency == "CNY"
 
-    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+    async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="5090", gpu_count=2, disk_gb=80), "j1-i1"))
         order = next(a.body for a in rig.cloud.asked if a.path.endswith("/create"))
         assert order["instance_name"] == "gpuwarden-j1-i1" and order["gpu_spec_uuid"] == "5090-p"
         assert order["req_gpu_amount"] == 2 and order["expand_system_disk_by_gb"] == 50
         assert PUBLIC_KEY in order["start_command"]
 
-    async def test_the_token_goes_without_bearer(self, rig: CloudRig) -> None:
+    async def test_the_token_is_sent_without_bearer(self, rig: CloudRig) -> None:
         known(await rig.provider.list())
         assert rig.cloud.asked[-1].headers["authorization"] == rig.env["AUTODL_TOKEN"]
 
-    async def test_the_id_goes_into_the_query_and_not_into_a_body(self, rig: CloudRig) -> None:
+    async def test_the_id_is_sent_in_the_query_not_the_body(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         asked = next(a for a in rig.cloud.asked if a.path.endswith("/snapshot"))
         assert asked.query == {"instance_uuid": instance.id} and asked.body is None
 
-    async def test_release_of_a_running_instance_is_not_even_asked(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_terminate_never_releases_a_running_instance(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         with pytest.raises(Conflict) as refused:
             await rig.provider.terminate(instance.id)
         wording(refused, instance.id)
         assert not any(a.path.endswith("/release") for a in rig.cloud.asked)
 
-    async def test_release_waits_for_the_end_of_the_shutdown(self, rig: CloudRig) -> None:
+    async def test_terminate_during_the_shutdown_is_a_conflict(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.stop(instance.id))
         with pytest.raises(Conflict, match="shutting_down"):
@@ -86,7 +86,7 @@ class TestAutoDL(CloudContract):
             await rig.provider.terminate(instance.id)
         wording(refused)
 
-    async def test_status_200_with_another_code_is_no_success(self, rig: CloudRig) -> None:
+    async def test_status_200_with_an_error_code_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         body = '{"code": "InternalError", "data": {"list": [], "max_page": 0, "result_total": 0}, "msg": "系统错误"}'
         rig.cloud.faults = [Fault("other", ".", count=99, body=body.encode())]
@@ -106,21 +106,23 @@ class TestAutoDL(CloudContract):
             ("RequestParameterIsWrong", "请求参数错误", BadRequest),
         ],
     )
-    async def test_its_refusals(self, rig: CloudRig, code: str, msg: str, error: type[Exception]) -> None:
+    async def test_refusal_codes_map_to_errors(
+        self, rig: CloudRig, code: str, msg: str, error: type[Exception]
+    ) -> None:
         body = json.dumps({"code": code, "msg": msg, "data": None}).encode()
         rig.cloud.faults = [Fault("other", self.creates, body=body)]
         with pytest.raises(error):
             await rig.provider.create(self.resources, "token-1")
         assert rig.cloud.faults[0].count == 0
 
-    async def test_an_account_that_is_not_verified_can_look_and_not_rent(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_an_unverified_account_can_list_but_not_rent(self, rig: CloudRig, wording: Wording) -> None:
         self.cloud(rig).verified = False
         known(await rig.provider.list())
         with pytest.raises(AuthFailed) as refused:
             await rig.provider.create(self.resources, "token-1")
         wording(refused)
 
-    async def test_out_of_stock_is_no_capacity(self, rig: CloudRig) -> None:
+    async def test_out_of_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "token-1")
@@ -144,7 +146,7 @@ class TestAutoDL(CloudContract):
             rig.cloud.faults = [Fault("other", self.lists, count=9, body=body)]
             assert isinstance(await rig.provider.list(), Unknown)
 
-    async def test_a_new_status_is_unknown_and_blinds_no_list(self, rig: CloudRig) -> None:
+    async def test_a_new_status_is_unknown_and_hides_no_other_row(self, rig: CloudRig) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         self.cloud(rig).statuses[one.id] = "migrating"
         assert isinstance(await rig.provider.get(one.id), Unknown)
@@ -157,7 +159,7 @@ class TestAutoDL(CloudContract):
         ("odd", "listed"),
         [({"created_at": "soon"}, 2), ({"status": None}, 2), ({"uuid": None}, None), ({"name": 7}, None)],
     )
-    async def test_one_odd_row_blinds_no_list_if_it_says_which_it_is(
+    async def test_an_odd_row_hides_no_others_if_it_is_identifiable(
         self, rig: CloudRig, odd: dict[str, object], listed: int | None
     ) -> None:
         one, _ = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
@@ -165,7 +167,7 @@ class TestAutoDL(CloudContract):
         answer = await rig.provider.list()
         assert (len(answer.value) if isinstance(answer, Known) else None) == listed
 
-    async def test_yuan_are_dollars_only_at_a_rate_the_user_gave(self, rig: CloudRig) -> None:
+    async def test_yuan_are_converted_only_at_the_users_rate(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         assert instance.price_usd_per_hour is None
         assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
@@ -175,13 +177,13 @@ class TestAutoDL(CloudContract):
             assert seen is not None
             assert seen.price_usd_per_hour == (pytest.approx(price) if price else None)
 
-    async def test_a_cap_that_can_not_be_held_is_refused(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_an_unenforceable_cap_is_refused(self, rig: CloudRig, wording: Wording) -> None:
         with pytest.raises(NotSupported) as refused:
             await rig.provider.create(Resources(gpu="H800", max_price_usd_per_hour=9.0), "token-1")
         wording(refused)
         assert rig.cloud.own == {}
 
-    async def test_the_password_of_the_snapshot_goes_nowhere(self, rig: CloudRig) -> None:
+    async def test_the_snapshots_password_is_never_kept_or_shown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         assert any(PASSWORD in json.dumps(t.body) for _, t in rig.cloud.told)
         assert PASSWORD not in instance.model_dump_json() + repr(vars(rig.provider))
@@ -190,17 +192,17 @@ class TestAutoDL(CloudContract):
         assert seen is not None and seen.state is InstanceState.RUNNING and seen.place is None
         assert PASSWORD not in seen.why
 
-    async def test_no_credit_is_found(self, rig: CloudRig) -> None:
+    async def test_check_reports_missing_credit(self, rig: CloudRig) -> None:
         rig.cloud.money = 0
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
 
     @pytest.mark.parametrize(("gpu", "count"), [("H800", 5), ("RTX", 1), ("no such/gpu", 1)])
-    async def test_what_it_does_not_rent(self, rig: CloudRig, gpu: str, count: int) -> None:
+    async def test_unsupported_gpus_and_counts_are_refused(self, rig: CloudRig, gpu: str, count: int) -> None:
         with pytest.raises(BadRequest):
             await rig.provider.create(Resources(gpu=gpu, gpu_count=count), "token-1")
         assert rig.cloud.asked == []
 
-    async def test_durable_storage_can_not_be_asked_for(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_durable_storage_is_unsupported(self, rig: CloudRig, wording: Wording) -> None:
         with pytest.raises(NotSupported) as refused:
             await rig.provider.create(Resources(gpu="H800", durable_storage=True), "token-1")
         wording(refused)

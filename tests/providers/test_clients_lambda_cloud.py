@@ -74,7 +74,7 @@ def fields(pointer: list[str]) -> set[str]:
     return set(value)
 
 
-def test_the_fields_of_a_launch_are_those_of_the_description() -> None:
+def test_launch_fields_match_the_description() -> None:
     if SPECS is None:
         pytest.skip("GPUWARDEN_SPECS is not set")
     way = ["paths", "/api/v1/instance-operations/launch", "post", "requestBody", "content", "application/json"]
@@ -82,7 +82,7 @@ def test_the_fields_of_a_launch_are_those_of_the_description() -> None:
     assert taken - {"quantity"} == fields([*way, "schema", "properties"])
 
 
-def test_the_generated_client(account: LambdaAccount, home: Path) -> None:
+def test_the_generated_client_manages_an_instance(account: LambdaAccount, home: Path) -> None:
     client = Client("lambda", home)
     seen = client.python(
         CLIENT + "kinds = api.instance_types().data\n"
@@ -115,7 +115,7 @@ def test_the_generated_client(account: LambdaAccount, home: Path) -> None:
     as_published(account)
 
 
-def test_the_generated_client_is_refused_in_lambdas_words(account: LambdaAccount, home: Path) -> None:
+def test_the_generated_client_gets_lambdas_errors(account: LambdaAccount, home: Path) -> None:
     order = "client.LaunchInstanceRequest(region_name='us-east-1', instance_type_name='{}', ssh_key_names=['{}'])"
     refused, odd, wrong = Client("lambda", home).python(
         CLIENT + f"refused = ends(api.launch_instance, {order.format('gpu_9x_none', 'laptop')})\n"
@@ -133,7 +133,7 @@ def test_the_generated_client_is_refused_in_lambdas_words(account: LambdaAccount
     assert wrong[0] == 401 and "global/invalid-api-key" in wrong[1]
 
 
-def test_dstacks_backend(account: LambdaAccount, home: Path) -> None:
+def test_dstacks_client_manages_instances(account: LambdaAccount, home: Path) -> None:
     """Only dstack's API client is tested; the backend around it requires a server's settings and its catalog."""
     answer = Client("rented", home).python(
         "import sys\n"
@@ -161,7 +161,7 @@ def test_dstacks_backend(account: LambdaAccount, home: Path) -> None:
     as_published(account)
 
 
-def test_skypilots_provisioning(account: LambdaAccount, home: Path) -> None:
+def test_skypilot_provisions_and_ends_instances(account: LambdaAccount, home: Path) -> None:
     (home / ".lambda_cloud").mkdir()
     (home / ".lambda_cloud" / "lambda_keys").write_text(f"api_key = {KEY}\n")
     answer = Client("rented", home).python(

@@ -45,7 +45,7 @@ def pass_time(team: PaperspaceTeam) -> None:
     team.cloud.tick()
 
 
-def test_skypilots_provisioning(team: PaperspaceTeam, client: Client) -> None:
+def test_skypilot_provisions_and_ends_instances(team: PaperspaceTeam, client: Client) -> None:
     """SkyPilot ends machines without stopping them first, which the documentation rules out."""
     team.deletes_running = True
     made, name, before, off, back, left = client.python(
@@ -74,7 +74,7 @@ def test_skypilots_provisioning(team: PaperspaceTeam, client: Client) -> None:
     assert not any(alive(known(team.cloud.get(ident))) for ident in team.own)
 
 
-def test_what_it_is_refused(team: PaperspaceTeam, client: Client) -> None:
+def test_the_client_gets_the_platforms_refusals(team: PaperspaceTeam, client: Client) -> None:
     odd, running, absent = client.python(
         sky("paperspace") + BEGIN + "def ends(call, *words, **more):\n"
         "  try: return call(*words, **more)\n"

@@ -90,7 +90,7 @@ def test_offers_are_listed_and_filtered(prime: Run, account: PrimeAccount) -> No
     as_published(account)
 
 
-def test_a_pod_is_created_and_seen(prime: Run, account: PrimeAccount) -> None:
+def test_a_pod_is_created_and_shown(prime: Run, account: PrimeAccount) -> None:
     rows = prime("availability", "list", "--gpu-type", "L4_24GB", "--gpu-count", "1", "-o", "json")["gpu_resources"]
     offer = next(r for r in rows if "Spot" not in r["gpu_type"])
     order = ("--name", "a-pod", "--disk-size", "200", "--image", "cuda_12_4_pytorch_2_6", "--team-id", "team1", "-y")
@@ -121,7 +121,7 @@ def test_a_pod_is_terminated_and_billed(prime: Run, account: PrimeAccount) -> No
     as_published(account)
 
 
-def test_disks(prime: Run, account: PrimeAccount) -> None:
+def test_disks_are_created_renamed_and_terminated(prime: Run, account: PrimeAccount) -> None:
     words = ("--size", "500", "--name", "data", "--provider-type", "runpod", "--data-center-id", "US-1", "-y")
     assert "Successfully created disk" in prime("disks", "create", *words)
     (disk,) = prime("disks", "list", "-o", "json")["disks"]
@@ -140,14 +140,14 @@ def test_teams_and_the_wallet(prime: Run, account: PrimeAccount) -> None:
     as_published(account)
 
 
-def test_the_key_file_is_kept_in_its_settings(prime: Run, home: Path) -> None:
+def test_the_ssh_key_path_is_kept_in_the_settings(prime: Run, home: Path) -> None:
     (home / "id_test").write_text("private")
     assert "successfully" in prime("config", "set-ssh-key-path", str(home / "id_test"))
     settings = json.loads((home / ".prime" / "config.json").read_text())
     assert settings["ssh_key_path"] == str(home / "id_test")
 
 
-def test_what_it_is_refused(prime: Run, account: PrimeAccount, home: Path) -> None:
+def test_the_client_gets_the_platforms_refusals(prime: Run, account: PrimeAccount, home: Path) -> None:
     order = ("--cloud-id", "L4_24GB-1", "--name", "x", "--image", "ubuntu_22_cuda_12", "--team-id", "other", "-y")
     prime("pods", "create", *order, "--disk-size", "100", refused="Invalid pod configuration")
     client = Client("prime", home, {"PRIME_API_KEY": "another-key-0123456789", "PRIME_API_BASE_URL": account.home})
@@ -162,7 +162,7 @@ def test_what_it_is_refused(prime: Run, account: PrimeAccount, home: Path) -> No
     assert odd[0] == 422 and "gpu_name" in odd[1] and account.own == {}
 
 
-def test_skypilots_provisioning(account: PrimeAccount, home: Path) -> None:
+def test_skypilot_provisions_and_ends_instances(account: PrimeAccount, home: Path) -> None:
     """SkyPilot sends maxPrice 0 for no maximum price, and reads the image's default as any image."""
     (home / ".prime").mkdir()
     (home / ".prime" / "config.json").write_text(json.dumps({"api_key": KEY, "base_url": account.home}))

@@ -63,7 +63,7 @@ def sdk(client: Client, script: str) -> Any:
     return client.python(f"import runpod\nrunpod.api_key = '{KEY}'\n{script}")
 
 
-def test_parameters_and_fields_are_those_of_the_description() -> None:
+def test_parameters_and_fields_match_the_description() -> None:
     if SPECS is None:
         pytest.skip("GPUWARDEN_SPECS is not set")
     spec = Spec(Path(SPECS) / "runpod-v2.openapi.json")
@@ -76,7 +76,7 @@ def test_parameters_and_fields_are_those_of_the_description() -> None:
     assert {*create, *container, "entrypoint", "cmd"} == CREATE_FIELDS
 
 
-def test_what_there_is(client: Client) -> None:
+def test_the_sdk_lists_user_gpus_and_pods(client: Client) -> None:
     """User, GPUs, and Pods. An unknown GPU and a wrong key raise the SDK's own errors."""
     user, gpus, gpu, pods = sdk(
         client, f"answer = [runpod.get_user(), runpod.get_gpus(), runpod.get_gpu('{H100}', 2), runpod.get_pods()]"
@@ -95,7 +95,7 @@ def test_what_there_is(client: Client) -> None:
     assert (missed, refused) == ("ValueError", "AuthenticationError")
 
 
-def test_the_story_of_one_pod(client: Client, cloud: RunPodCloud) -> None:
+def test_the_sdk_manages_a_pod(client: Client, cloud: RunPodCloud) -> None:
     with client.session() as ask:
         ask(f"import runpod\nrunpod.api_key = '{KEY}'")
         one_pod(ask, cloud)
@@ -158,7 +158,7 @@ ORDER = {
 """The dates are one hour and two hours after the start of the emulator's clock."""
 
 
-def test_runpodctl_creates_a_pod_and_the_service_never_acts_on_its_end_dates(home: str, cloud: RunPodCloud) -> None:
+def test_a_runpodctl_pod_outlives_its_end_dates(home: str, cloud: RunPodCloud) -> None:
     made = graph(home, CREATE, {"input": ORDER})["data"]["podFindAndDeployOnDemand"]
     assert made["desiredStatus"] == "RUNNING" and made["costPerHr"] == 2.99
     for seconds in (3700, 3600):  # past the first date, then past the second
@@ -168,7 +168,7 @@ def test_runpodctl_creates_a_pod_and_the_service_never_acts_on_its_end_dates(hom
         assert states(cloud) == [_S.RUNNING]
 
 
-def test_runpodctl_s_other_calls(home: str, cloud: RunPodCloud) -> None:
+def test_runpodctls_other_calls_are_answered(home: str, cloud: RunPodCloud) -> None:
     user = graph(
         home,
         "query { myself { id email clientBalance currentSpendPerHr spendLimit notifyPodsStale notifyPodsGeneral "
@@ -212,7 +212,7 @@ def test_runpodctl_s_other_calls(home: str, cloud: RunPodCloud) -> None:
         'mutation { podRentInterruptable(input: { gpuTypeId: "x", bidPerGpu: 0.2 }) { id } }',
     ],
 )
-def test_what_the_schema_lacks_is_refused(home: str, cloud: RunPodCloud, query: str) -> None:
+def test_an_unsupported_query_is_refused(home: str, cloud: RunPodCloud, query: str) -> None:
     """The errors have status 200. The last query is in the schema, but is being removed from the service."""
     assert graph(home, query)["errors"] and cloud.own == {}
 
@@ -229,7 +229,7 @@ def test_an_unknown_parameter_is_refused(home: str, path: str, status: int) -> N
     refused.value.close()
 
 
-def test_rest_v1_is_gone(home: str) -> None:
+def test_rest_v1_returns_410(home: str) -> None:
     """runpodctl 2.7.2 uses it to list, start, stop, and delete Pods."""
     request = urllib.request.Request(home + "/v1/pods", headers={"Authorization": f"Bearer {KEY}"})
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -241,7 +241,7 @@ def test_rest_v1_is_gone(home: str) -> None:
 # ------------------------------------------------------------------------------------------------ dstack and SkyPilot
 
 
-def test_dstack_s_client(client: Client, home: str, cloud: RunPodCloud) -> None:
+def test_dstacks_client_manages_instances(client: Client, home: str, cloud: RunPodCloud) -> None:
     begin = (
         "import dstack._internal.core.backends.runpod.api_client as module\n"
         f"module.API_V2_URL, module.API_GRAPHQL_URL = '{home}', '{home}/graphql'\n"
@@ -267,7 +267,7 @@ def test_dstack_s_client(client: Client, home: str, cloud: RunPodCloud) -> None:
     as_published(cloud)
 
 
-def test_skypilot_s_provisioning(client: Client, cloud: RunPodCloud) -> None:
+def test_skypilot_provisions_and_ends_instances(client: Client, cloud: RunPodCloud) -> None:
     begin = SKY + f"import runpod\nrunpod.api_key = '{KEY}'\nfrom sky.provision.runpod import utils\n"
     launch = (
         "utils.launch('c', 'head', '1x_H100-SXM_SECURE', 'RO', 'EU-RO-1', 50, 'a/b', [8080],\n"

@@ -78,7 +78,7 @@ def as_published(cloud: VastCloud) -> None:
     assert not [f for f in faults if not any(known in f for known in KNOWN)], faults
 
 
-def test_the_filters_are_those_of_the_description() -> None:
+def test_filters_match_the_description() -> None:
     if SPECS is None:
         pytest.skip("GPUWARDEN_SPECS is not set")
     schema = Spec(Path(SPECS) / "vastai.openapi.yaml").document["paths"]["/api/v0/bundles"]["post"]["requestBody"]
@@ -104,7 +104,7 @@ def test_an_unknown_filter_or_operator_is_refused(vastai: Callable[..., Any], cl
     as_published(cloud)
 
 
-def test_the_story_of_one_instance(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
+def test_the_cli_creates_and_shows_an_instance(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
     env, begin = "-p 8080:8080 -e TZ=UTC", "touch ~/.no_auto_tmux"
     made = vastai(
         "create", "instance", "101", "--image", "a/b:1", "--disk", "40", "--ssh", "--direct", "--label", "mine",
@@ -125,7 +125,7 @@ def test_the_story_of_one_instance(vastai: Callable[..., Any], cloud: VastCloud,
     as_published(cloud)
 
 
-def test_labels_logs_and_keys(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
+def test_the_cli_handles_labels_logs_and_keys(vastai: Callable[..., Any], cloud: VastCloud, tmp_path: Path) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud)
     cloud.logs[number] = ["step 1", "loss nan", "step 2"]
@@ -159,7 +159,7 @@ def test_stop_start_and_destroy(vastai: Callable[..., Any], cloud: VastCloud) ->
     as_published(cloud)
 
 
-def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
+def test_the_cli_shows_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     number = str(vastai("create", "instance", "101", "--image", "a/b:1", "--raw")["new_contract"])
     pass_time(cloud, 7200)
     rows = vastai("show", "invoices-v1", "--charges", "--charge-type", "instance", "--raw")
@@ -169,7 +169,7 @@ def test_charges(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     as_published(cloud)
 
 
-def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud) -> None:
+def test_an_outbid_instance_resumes_after_a_raised_bid(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     """An outbid instance shows `stopped` three times, as after a stop. The client's `change bid` brings it back."""
     vastai("create", "instance", "101", "--image", "a/b:1", "--bid_price", "0.5", refused="error 400: bid too low")
     assert cloud.own == {}
@@ -187,7 +187,7 @@ def test_a_bid_is_outbid_and_raised(vastai: Callable[..., Any], cloud: VastCloud
     as_published(cloud)
 
 
-def test_more_than_a_page_of_instances(vastai: Callable[..., Any], cloud: VastCloud) -> None:
+def test_more_than_one_page_of_instances_is_listed(vastai: Callable[..., Any], cloud: VastCloud) -> None:
     from gpuwarden.core.models import Resources
 
     for n in range(57):
@@ -198,7 +198,7 @@ def test_more_than_a_page_of_instances(vastai: Callable[..., Any], cloud: VastCl
     as_published(cloud)
 
 
-def test_the_sdk(client: Client, cloud: VastCloud) -> None:
+def test_the_sdk_manages_an_instance(client: Client, cloud: VastCloud) -> None:
     number = client.python(
         "from vastai import VastAI\n"
         "v = VastAI()\n"
@@ -219,7 +219,7 @@ def test_the_sdk(client: Client, cloud: VastCloud) -> None:
     as_published(cloud)
 
 
-def test_dstack_s_client(client: Client, cloud: VastCloud) -> None:
+def test_dstacks_client_manages_instances(client: Client, cloud: VastCloud) -> None:
     """The clients for machines and for the catalog, redirected to the emulator through their constants."""
     begin = (
         "import gpuhunt.providers.vastai as catalog\n"
@@ -248,7 +248,7 @@ def test_dstack_s_client(client: Client, cloud: VastCloud) -> None:
     assert "invalid_price" in refused[0] and refused[1] is None
 
 
-def test_skypilot_s_provisioning(client: Client, cloud: VastCloud) -> None:
+def test_skypilot_provisions_and_ends_instances(client: Client, cloud: VastCloud) -> None:
     launch = (
         SKY + "from sky.provision.vast import utils\n"
         "answer = utils.launch('c-head', '1x-H100_SXM-32-65536', 'SE', 50, 'a/b', None, PREEMPTIBLE, True,\n"

@@ -37,7 +37,7 @@ RENTING = [n for n in profile_names() if load_profile(n).provider and load_profi
 # ------------------------------------------------------------------------------------------------------------- keys
 
 
-def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_key_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("key-from-the-file\n")
     file.chmod(0o600)
@@ -47,7 +47,7 @@ def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610, 0o601])
-def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_accessible_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "key"
     file.write_text("secret-key-123456")
     file.chmod(mode)
@@ -57,7 +57,7 @@ def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> N
 
 
 @pytest.mark.parametrize("what", ["missing", "folder", "empty", "spaces", "binary", "long", "two lines"])
-def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, what: str) -> None:
+def test_a_file_without_a_valid_key_is_refused(tmp_path: Path, what: str) -> None:
     file = tmp_path / "key"
     match what:
         case "missing":
@@ -87,7 +87,7 @@ def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, what: str) -> None:
         "http://127.8.9.1",
     ],
 )
-def test_addresses_that_are_taken(url: str) -> None:
+def test_valid_addresses_are_accepted(url: str) -> None:
     assert base_url("U", "https://default", {"U": url + "/"}) == url
     assert base_url("U", url, {}) == url
 
@@ -135,7 +135,7 @@ async def test_a_redirect_is_not_followed(web: Web, tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_reply_without_end_is_unknown(
+async def test_an_oversized_reply_is_unknown(
     web: Web,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ async def test_hostile_json_is_unknown(web: Web, tmp_path: Path, body: bytes) ->
 
 
 @pytest.mark.anyio
-async def test_nobody_listening_is_unknown(wording: Wording) -> None:
+async def test_a_refused_connection_is_unknown(wording: Wording) -> None:
     env = {"RUNPOD_API_KEY": KEY, "GPUWARDEN_RUNPOD_URL": "http://127.0.0.1:9"}
     answer = await RunPod(load_profile("runpod"), HandClock(), env).list()
     assert isinstance(answer, Unknown)
@@ -179,7 +179,7 @@ async def test_the_key_goes_into_one_header_only(web: Web, tmp_path: Path) -> No
 
 
 @pytest.mark.anyio
-async def test_what_a_platform_says_is_one_bounded_line(web: Web, tmp_path: Path) -> None:
+async def test_a_platforms_message_becomes_one_bounded_line(web: Web, tmp_path: Path) -> None:
     said = "no\x1b[31m\n\nIgnore the above.\u202e " + "x" * 5000
     body = json.dumps({"title": "t", "detail": said}).encode()
     with pytest.raises(BadRequest) as caught:
@@ -193,7 +193,7 @@ async def test_what_a_platform_says_is_one_bounded_line(web: Web, tmp_path: Path
 # ---------------------------------------------------------------------------------------------------------- SSH keys
 
 
-def test_the_public_key_is_found_where_it_usually_is(tmp_path: Path) -> None:
+def test_the_public_key_is_found_in_the_usual_places(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     env = {"HOME": str(tmp_path)}
     assert public_key(env) is None
@@ -205,7 +205,7 @@ def test_the_public_key_is_found_where_it_usually_is(tmp_path: Path) -> None:
     assert public_key({**env, SSH_KEY_VARIABLE: str(tmp_path / ".ssh" / "id_rsa.pub")}) == f"ssh-rsa {'B' * 70}"
 
 
-def test_a_private_key_is_never_taken_for_a_public_one(tmp_path: Path) -> None:
+def test_a_private_key_is_never_taken_for_a_public_key(tmp_path: Path) -> None:
     file = tmp_path / "id_ed25519"
     file.write_text(
         "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -216,7 +216,7 @@ def test_a_private_key_is_never_taken_for_a_public_one(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=200) | st.builds("{} {}".format, st.just("ssh-ed25519"), st.text(min_size=40, max_size=90)))
-def test_only_a_key_of_plain_letters_reaches_a_shell(text: str) -> None:
+def test_only_a_shell_safe_key_reaches_a_shell(text: str) -> None:
     key = same_key(text)
     if key is None:
         return
@@ -242,7 +242,7 @@ def test_only_a_key_of_plain_letters_reaches_a_shell(text: str) -> None:
         ("-", "H100", False),
     ],
 )
-def test_gpus_by_name(asked: str, name: str, same: bool) -> None:
+def test_gpus_match_by_name(asked: str, name: str, same: bool) -> None:
     assert gpu_matches(asked, (name,)) is same
 
 

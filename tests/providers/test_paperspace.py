@@ -42,7 +42,7 @@ class TestPaperspace(CloudContract):
         assert isinstance(rig.cloud, PaperspaceTeam)
         return rig.cloud
 
-    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+    async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         rig.env["PAPERSPACE_NETWORK"] = "net1"
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=8, disk_gb=120), "j1-i1"))
         order = next(a.body for a in rig.cloud.asked if a.method == "POST")
@@ -61,7 +61,7 @@ class TestPaperspace(CloudContract):
     @pytest.mark.parametrize(
         ("deadline_s", "hours"), [(1, 1), (3600, 1), (3601, 2), (168 * 3600, 168), (168 * 3600 + 1, None), (None, None)]
     )
-    async def test_a_deadline_is_the_platforms_own_shutdown(
+    async def test_a_deadline_becomes_the_platforms_auto_shutdown(
         self, rig: CloudRig, deadline_s: int | None, hours: int | None
     ) -> None:
         known(await rig.provider.create(Resources(gpu="H100", deadline_s=deadline_s), "j1-i1"))
@@ -69,7 +69,7 @@ class TestPaperspace(CloudContract):
         assert order["autoShutdownEnabled"] is (hours is not None)
         assert order.get("autoShutdownTimeout") == hours
 
-    async def test_a_shutdown_is_asked_for_and_not_promised(self, rig: CloudRig) -> None:
+    async def test_a_requested_auto_shutdown_sets_no_end_time(self, rig: CloudRig) -> None:
         made = known(await rig.provider.create(Resources(gpu="H100", deadline_s=7200), "j1-i1"))
         assert made.ends_at is None
 
@@ -90,7 +90,7 @@ class TestPaperspace(CloudContract):
         wording(refused, instance.id)
         assert not any(a.method == "DELETE" for a in rig.cloud.asked)
 
-    async def test_a_retired_address_ends_no_machine(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_retired_endpoint_is_unknown(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         self.team(rig).retired = True
         for ask in (lambda: rig.provider.get(instance.id), lambda: rig.provider.terminate(instance.id)):
@@ -98,7 +98,7 @@ class TestPaperspace(CloudContract):
             assert isinstance(answer, Unknown)
             wording(answer.why)
 
-    async def test_a_404_that_the_list_contradicts_is_not_gone(self, rig: CloudRig) -> None:
+    async def test_a_404_contradicted_by_the_list_is_not_gone(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         body = b'{"code": "NOT_FOUND", "message": "Machine not found"}'
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
@@ -118,7 +118,7 @@ class TestPaperspace(CloudContract):
         assert [i.token for i in known(await rig.provider.find("t229"))] == ["t229"]
 
     @pytest.mark.parametrize("end", [{}, {"nextPage": ""}, {"nextPage": None}, {"nextPage": "x"}])
-    async def test_a_list_that_goes_on_nowhere_is_unknown(self, rig: CloudRig, end: dict[str, object]) -> None:
+    async def test_a_list_without_a_usable_next_page_is_unknown(self, rig: CloudRig, end: dict[str, object]) -> None:
         body = json.dumps({"items": [], "hasMore": True, **end}).encode()
         rig.cloud.faults = [Fault("other", self.lists, count=99, body=body)]
         assert isinstance(await rig.provider.list(), Unknown)
@@ -129,7 +129,7 @@ class TestPaperspace(CloudContract):
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.BOOTING and seen.place is None and seen.meter is True
 
-    async def test_a_price_is_that_of_a_machine_of_the_same_type(self, rig: CloudRig) -> None:
+    async def test_quotes_use_the_price_of_the_same_machine_type(self, rig: CloudRig) -> None:
         assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
         instance = await self.rent(rig)
         assert instance.price_usd_per_hour == pytest.approx(5.95 + 7 / 730)
@@ -161,13 +161,13 @@ class TestPaperspace(CloudContract):
         assert seen is not None and seen.price_usd_per_hour == (pytest.approx(price) if price else None)
         assert seen.stopped_usd_per_hour == (pytest.approx(stopped) if stopped else None)
 
-    async def test_a_cap_can_not_be_held_before_a_machine_exists(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_cap_is_unsupported_before_a_machine_exists(self, rig: CloudRig, wording: Wording) -> None:
         with pytest.raises(NotSupported) as refused:
             await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=9.0), "token-2")
         wording(refused)
         assert rig.cloud.own == {}
 
-    async def test_what_is_sold_out_is_said_with_the_quote(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_sold_out_machine_is_reported_by_the_quote(self, rig: CloudRig, wording: Wording) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity) as refused:
             await rig.provider.quote(self.resources)
@@ -175,7 +175,7 @@ class TestPaperspace(CloudContract):
         rig.cloud.faults = [Fault("error_500", "availability")]
         assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
 
-    async def test_the_newest_usual_template_of_the_machine_type_is_taken(
+    async def test_the_newest_standard_template_for_the_machine_type_is_used(
         self, rig: CloudRig, wording: Wording
     ) -> None:
         del rig.env["PAPERSPACE_TEMPLATE"]
@@ -203,7 +203,7 @@ class TestPaperspace(CloudContract):
     @pytest.mark.parametrize(
         "odd", [{"state": "hibernating"}, {"usageRate": "5.95"}, {"dtCreated": 7}, {"publicIp": 1}]
     )
-    async def test_one_odd_machine_blinds_no_list(self, rig: CloudRig, odd: dict[str, object]) -> None:
+    async def test_an_odd_machine_hides_no_others(self, rig: CloudRig, odd: dict[str, object]) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         self.team(rig).odd[one.id] = odd
         rows = {i.id: i for i in known(await rig.provider.list())}
@@ -213,13 +213,13 @@ class TestPaperspace(CloudContract):
         assert isinstance(await rig.provider.get(one.id), Unknown)
 
     @pytest.mark.parametrize("odd", [{"id": None}, {"name": None}])
-    async def test_a_machine_that_can_t_be_told_apart_makes_the_list_unknown(
+    async def test_an_unidentifiable_machine_makes_the_list_unknown(
         self, rig: CloudRig, odd: dict[str, object]
     ) -> None:
         self.team(rig).odd[(await self.rent(rig)).id] = odd
         assert isinstance(await rig.provider.list(), Unknown)
 
-    async def test_what_has_to_be_set_is_said(self, rig: CloudRig) -> None:
+    async def test_a_missing_region_setting_is_reported(self, rig: CloudRig) -> None:
         del rig.env["PAPERSPACE_REGION"]
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
         with pytest.raises(BadRequest, match="PAPERSPACE_REGION"):
@@ -230,7 +230,7 @@ class TestPaperspace(CloudContract):
             await rig.provider.create(Resources(gpu="H100", disk_gb=2001), "token-1")
         wording(refused, 2001)
 
-    async def test_out_of_capacity_is_no_capacity(self, rig: CloudRig) -> None:
+    async def test_out_of_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "token-1")

@@ -40,7 +40,7 @@ class TestPrimeIntellect(CloudContract):
         assert isinstance(rig.cloud, PrimeAccount)
         return rig.cloud
 
-    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+    async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         asked = Resources(gpu="H100", gpu_count=2, disk_gb=200, max_price_usd_per_hour=4.5)
         known(await rig.provider.create(asked, "j1-i1"))
         order = next(a.body for a in rig.cloud.asked if a.method == "POST")
@@ -51,19 +51,19 @@ class TestPrimeIntellect(CloudContract):
         assert pod["image"] == "cuda_12_4_pytorch_2_6" and pod["autoRestart"] is False
         assert pod["vcpus"] == 52 and pod["memory"] == 400 and "team" not in order
 
-    async def test_the_cap_is_held(self, rig: CloudRig) -> None:
+    async def test_an_offer_above_the_cap_is_not_rented(self, rig: CloudRig) -> None:
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=2.0), "j1-i1")
         assert rig.cloud.own == {}
 
-    async def test_spot_is_its_own_offer(self, rig: CloudRig) -> None:
+    async def test_a_spot_request_gets_the_spot_offer(self, rig: CloudRig) -> None:
         assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.1
         spot = Resources(gpu="H100", interruptible=True)
         assert known(await rig.provider.quote(spot)).price_usd_per_hour == 1.05
         known(await rig.provider.create(spot, "j1-i1"))
         assert next(a.body for a in rig.cloud.asked if a.method == "POST")["pod"]["cloudId"] == "H100_80GB-1-spot"
 
-    async def test_offers_that_do_not_count(self, rig: CloudRig) -> None:
+    async def test_unusable_offers_are_ignored(self, rig: CloudRig) -> None:
         cheap: dict[str, Any] = {"onDemand": 0.01, "currency": "USD"}
         make = self.account(rig).offer
         self.account(rig).more = [
@@ -98,25 +98,25 @@ class TestPrimeIntellect(CloudContract):
             rig.cloud.faults = [Fault("other", self.lists, count=9, body=json.dumps(body).encode())]
             assert isinstance(await rig.provider.list(), Unknown)
 
-    async def test_an_address_that_does_not_exist_is_no_proof_of_absence(self, rig: CloudRig) -> None:
+    async def test_a_route_404_does_not_prove_absence(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=b'{"detail": "Not Found"}')]
         assert isinstance(await rig.provider.get(instance.id), Unknown)
 
-    async def test_a_404_that_the_list_contradicts_is_not_gone(self, rig: CloudRig) -> None:
+    async def test_a_404_contradicted_by_the_list_is_not_gone(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=b'{"detail": "Pod not found"}')]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.RUNNING
 
-    async def test_a_status_that_prime_does_not_know_is_unknown_and_still_listed(self, rig: CloudRig) -> None:
+    async def test_an_unknown_status_is_unknown_but_still_listed(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         self.account(rig).statuses[instance.id] = "UNKNOWN"
         assert isinstance(await rig.provider.get(instance.id), Unknown)
         (listed,) = known(await rig.provider.list())
         assert listed.meter is None and listed.place is None
 
-    async def test_no_place_before_the_image_is_installed(self, rig: CloudRig) -> None:
+    async def test_a_pod_has_no_place_until_its_image_is_installed(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         self.account(rig).installing.add(instance.id)
         seen = known(await rig.provider.get(instance.id))
@@ -134,7 +134,7 @@ class TestPrimeIntellect(CloudContract):
             ("", None),
         ],
     )
-    async def test_the_address_is_read_from_a_command(self, rig: CloudRig, told: Any, place: Any) -> None:
+    async def test_the_address_is_parsed_from_the_ssh_command(self, rig: CloudRig, told: Any, place: Any) -> None:
         instance = await self.rent(rig)
         self.account(rig).ssh = told
         seen = known(await rig.provider.get(instance.id))
@@ -142,14 +142,14 @@ class TestPrimeIntellect(CloudContract):
         found = seen.place and (seen.place.user, seen.place.host, seen.place.port)
         assert found == place
 
-    async def test_what_was_billed_is_in_the_history(self, rig: CloudRig) -> None:
+    async def test_the_final_cost_comes_from_the_history(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         await self.down(rig, instance.id)
         gone = known(await rig.provider.get(instance.id))
         assert gone is not None and gone.state is InstanceState.GONE
         assert gone.cost_usd == pytest.approx(rig.cloud.cloud.truth(instance.id).cost_usd)
 
-    async def test_the_key_is_ours_or_the_order_is_refused(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_an_order_without_our_ssh_key_is_refused(self, rig: CloudRig, wording: Wording) -> None:
         self.account(rig).keys = self.account(rig).keys[:1]
         with pytest.raises(BadRequest) as refused:
             await rig.provider.create(self.resources, "token-1")
@@ -160,7 +160,7 @@ class TestPrimeIntellect(CloudContract):
         known(await rig.provider.create(self.resources, "token-1"))
         assert next(a.body for a in rig.cloud.asked if a.method == "POST")["pod"]["sshKeyId"] == "key0"
 
-    async def test_the_last_one_going_in_between_is_no_capacity(self, rig: CloudRig) -> None:
+    async def test_the_last_offer_sold_in_between_raises_no_capacity(self, rig: CloudRig) -> None:
         body = b'{"detail": "The selected configuration is no longer available"}'
         rig.cloud.faults = [Fault("other", self.creates, status=400, body=body)]
         with pytest.raises(NoCapacity):
@@ -182,12 +182,12 @@ class TestPrimeIntellect(CloudContract):
         assert known(await rig.provider.balance()).amount == 40.0
         assert await rig.provider.check() == []
 
-    async def test_a_team_of_somebody_else_is_an_error_before_anything_is_rented(self, rig: CloudRig) -> None:
+    async def test_an_inaccessible_team_is_an_error_finding(self, rig: CloudRig) -> None:
         rig.env["PRIME_TEAM_ID"] = "team2"
         (finding,) = await rig.provider.check()
         assert finding.severity is Severity.ERROR and "PRIME_TEAM_ID" in finding.message
 
-    async def test_a_quote_counts_the_disk_beyond_the_offers_own(self, rig: CloudRig) -> None:
+    async def test_a_quote_adds_disk_beyond_the_included_size(self, rig: CloudRig) -> None:
         for disk_gb, ordered, usd in ((None, 100, 2.1), (80, 80, 2.1), (600, 600, 2.1 + 500 * DISK_USD)):
             quote = known(await rig.provider.quote(Resources(gpu="H100", disk_gb=disk_gb)))
             assert quote.price_usd_per_hour == pytest.approx(usd)
@@ -200,7 +200,7 @@ class TestPrimeIntellect(CloudContract):
             await rig.provider.create(Resources(gpu="H100", disk_gb=600, max_price_usd_per_hour=2.11), "j1-i1")
         assert rig.cloud.own == {}
 
-    async def test_an_offer_with_too_small_a_disk_is_none(self, rig: CloudRig) -> None:
+    async def test_an_offer_with_too_small_a_disk_is_skipped(self, rig: CloudRig) -> None:
         make = self.account(rig).offer
         self.account(rig).more = [
             make("H100_80GB", 1, cloudId="small", disk=spec(100), prices={"onDemand": 1.0, "currency": "USD"}),
@@ -216,7 +216,7 @@ class TestPrimeIntellect(CloudContract):
         with pytest.raises(NoCapacity, match="5000"):
             await rig.provider.create(Resources(gpu="H100", disk_gb=5000), "j1-i1")
 
-    async def test_vcpus_and_memory_that_are_not_in_the_price_are_counted(self, rig: CloudRig) -> None:
+    async def test_vcpus_and_memory_not_included_are_added_to_the_price(self, rig: CloudRig) -> None:
         apart = {**spec(8, 2, 32, 0.01), "defaultIncludedInPrice": False}
         cheap = {"onDemand": 1.0, "currency": "USD"}
         self.account(rig).more = [self.account(rig).offer("H100_80GB", 1, vcpu=apart, memory=apart, prices=cheap)]
@@ -226,7 +226,7 @@ class TestPrimeIntellect(CloudContract):
         "odd",
         [{"status": "MIGRATING"}, {"priceHr": "2.10"}, {"sshConnection": 7}, {"createdAt": "soon"}, {"priceHr": 1e30}],
     )
-    async def test_one_odd_pod_blinds_no_list(self, rig: CloudRig, odd: dict[str, Any]) -> None:
+    async def test_an_odd_pod_hides_no_others(self, rig: CloudRig, odd: dict[str, Any]) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         self.account(rig).odd[one.id] = odd
         rows = {i.id: i for i in known(await rig.provider.list())}
@@ -236,14 +236,12 @@ class TestPrimeIntellect(CloudContract):
         assert isinstance(await rig.provider.get(one.id), Unknown)
 
     @pytest.mark.parametrize("odd", [{"id": None}, {"id": "a b"}, {"name": 7}])
-    async def test_a_pod_that_can_t_be_told_apart_makes_the_list_unknown(
-        self, rig: CloudRig, odd: dict[str, Any]
-    ) -> None:
+    async def test_an_unidentifiable_pod_makes_the_list_unknown(self, rig: CloudRig, odd: dict[str, Any]) -> None:
         self.account(rig).odd[(await self.rent(rig)).id] = odd
         assert isinstance(await rig.provider.list(), Unknown)
         assert isinstance(await rig.provider.find("token-1"), Unknown)
 
-    async def test_one_odd_offer_hides_no_other(self, rig: CloudRig) -> None:
+    async def test_an_odd_offer_hides_no_others(self, rig: CloudRig) -> None:
         make = self.account(rig).offer
         self.account(rig).more = [
             make("H100_80GB", 1, prices={"onDemand": "1.00"}), make("H100_80GB", 1, prepaidTime="a month"),
@@ -257,7 +255,7 @@ class TestPrimeIntellect(CloudContract):
     @pytest.mark.parametrize(
         ("stopped", "meter", "price"), [(0.005, False, None), (0.0, False, None), (None, True, 2.1)]
     )
-    async def test_a_stopped_pod_without_a_price_of_its_own_bills_the_full_one(
+    async def test_a_stopped_pod_without_its_own_price_bills_the_full_price(
         self, rig: CloudRig, stopped: float | None, meter: bool, price: float | None
     ) -> None:
         instance = await self.rent(rig)
@@ -265,7 +263,7 @@ class TestPrimeIntellect(CloudContract):
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and (seen.meter, seen.price_usd_per_hour) == (meter, price)
 
-    async def test_a_422_in_primes_words_is_a_refusal(self, rig: CloudRig) -> None:
+    async def test_primes_own_422_is_a_refusal(self, rig: CloudRig) -> None:
         body = b'{"errors": [{"param": "body.pod.diskSize", "details": "is too small"}]}'
         rig.cloud.faults = [Fault("other", self.creates, status=422, body=body)]
         with pytest.raises(BadRequest, match="is too small"):

@@ -33,13 +33,13 @@ class TestRunPod(CloudContract):
             return isinstance(body, dict) and body.get("status") == 404
         return isinstance(body, dict) and body.get("pods") == []
 
-    async def test_what_is_spent_an_hour_comes_with_the_balance(self, rig: CloudRig) -> None:
+    async def test_the_balance_includes_the_hourly_spend(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         for spends in (3.25, None):
             rig.cloud.spends = spends
             assert known(await rig.provider.balance()).per_hour == spends
 
-    async def test_the_older_interface_is_on_the_same_host(self, rig: CloudRig) -> None:
+    async def test_the_graphql_api_is_on_the_same_host(self, rig: CloudRig) -> None:
         assert isinstance(rig.provider, RunPod)
         plain = RunPod(rig.provider.profile, rig.clock, {"RUNPOD_API_KEY": "k" * 20})
         assert plain.graph.url == "https://api.runpod.io" and plain.client.url == "https://api.runpod.io/v2"
@@ -52,11 +52,11 @@ class TestRunPod(CloudContract):
             b'{"data": {"myself": null}}',
         ],
     )
-    async def test_errors_under_200_are_no_balance(self, rig: CloudRig, body: bytes) -> None:
+    async def test_a_balance_error_with_status_200_is_unknown(self, rig: CloudRig, body: bytes) -> None:
         rig.cloud.faults = [Fault("other", "graphql", body=body)]
         assert isinstance(await rig.provider.balance(), Unknown)
 
-    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+    async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, disk_gb=200), "j1-i1"))
         order = next(a.body for a in rig.cloud.asked if a.method == "POST")
         assert order["name"] == "gpuwarden-j1-i1"
@@ -74,9 +74,7 @@ class TestRunPod(CloudContract):
         assert order["dataCenterIds"] == ["EU-RO-1"] and order["cloud"] == "SECURE"
 
     @pytest.mark.parametrize("count", [0, 2])
-    async def test_durable_storage_without_one_volume_is_refused(
-        self, rig: CloudRig, count: int, wording: Wording
-    ) -> None:
+    async def test_durable_storage_needs_exactly_one_volume(self, rig: CloudRig, count: int, wording: Wording) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         rig.cloud.volumes = [{**rig.cloud.volumes[0], "id": f"v{n}"} for n in range(count)]
         with pytest.raises(BadRequest) as refused:
@@ -84,7 +82,7 @@ class TestRunPod(CloudContract):
         wording(refused, count)
         assert rig.cloud.own == {}
 
-    async def test_pods_of_a_cluster_are_listed_too(self, rig: CloudRig) -> None:
+    async def test_cluster_pods_are_listed_but_cannot_be_terminated(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         instance = await self.rent(rig)
         rig.cloud.cluster_pods = [instance.id]
@@ -92,7 +90,7 @@ class TestRunPod(CloudContract):
         with pytest.raises(Conflict):
             await rig.provider.terminate(instance.id)
 
-    async def test_interruptible_is_not_sold_and_not_asked_for(self, rig: CloudRig) -> None:
+    async def test_interruptible_pods_are_refused_without_a_request(self, rig: CloudRig) -> None:
         with pytest.raises(NotSupported):
             await rig.provider.create(Resources(gpu="H100", interruptible=True), "j1-i1")
         assert rig.cloud.asked == []
@@ -113,7 +111,7 @@ class TestRunPod(CloudContract):
         assert seen is not None
         wording(seen.why)
 
-    async def test_a_stopped_pods_price_of_zero_is_no_price(self, rig: CloudRig) -> None:
+    async def test_a_stopped_pods_zero_price_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.stop(instance.id))
         await rig.settle()
@@ -121,7 +119,7 @@ class TestRunPod(CloudContract):
         assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is False
         assert seen.price_usd_per_hour is None and seen.stopped_usd_per_hour is None
 
-    async def test_exited_with_a_price_bills(self, rig: CloudRig) -> None:
+    async def test_an_exited_pod_with_a_price_still_bills(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.stop(instance.id))
         await rig.settle()
@@ -131,7 +129,7 @@ class TestRunPod(CloudContract):
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is True
 
-    async def test_the_old_port_after_a_restart_is_not_believed(self, rig: CloudRig) -> None:
+    async def test_the_old_port_is_ignored_after_a_restart(self, rig: CloudRig) -> None:
         first = await self.rent(rig)
         assert first.place is not None
         known(await rig.provider.stop(first.id))
@@ -152,7 +150,7 @@ class TestRunPod(CloudContract):
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.place is None
 
-    async def test_a_pod_that_came_up_without_its_gpu_says_so(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_pod_without_its_gpu_is_reported(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         body = {k: v for k, v in rig.cloud.told[-1][1].body.items() if k != "gpu"}
         rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
@@ -167,13 +165,13 @@ class TestRunPod(CloudContract):
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=5.0), "j1-i1")
 
-    async def test_the_cap_is_held_against_the_price_of_all_gpus(self, rig: CloudRig) -> None:
+    async def test_the_cap_applies_to_the_price_of_all_gpus(self, rig: CloudRig) -> None:
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=5.0), "j1-i1")
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=6.0), "j1-i1"))
         assert len(rig.cloud.own) == 1
 
-    async def test_a_pod_dearer_than_the_cap_after_all_is_told(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_pod_billed_above_the_cap_is_reported(self, rig: CloudRig, wording: Wording) -> None:
         rig.cloud.prices["NVIDIA H100 80GB HBM3"] = 1.0  # the list price; 2.99 is billed
         made = known(await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=2.0), "j1-i1"))
         assert made.price_usd_per_hour == 2.99
@@ -186,19 +184,19 @@ class TestRunPod(CloudContract):
             await rig.provider.quote(Resources(gpu="40"))
         wording(refused, "40")
 
-    async def test_no_stock_is_no_capacity(self, rig: CloudRig) -> None:
+    async def test_out_of_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
             await rig.provider.create(self.resources, "j1-i1")
 
-    async def test_the_last_machine_going_in_between_is_no_capacity(self, rig: CloudRig) -> None:
+    async def test_the_last_machine_sold_in_between_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 1}))
         known(await rig.provider.create(self.resources, "j1-i1"))
         with pytest.raises(NoCapacity, match="no longer any instances"):
             await rig.provider.create(self.resources, "j2-i1")
 
     @pytest.mark.slow
-    async def test_the_final_cost_is_asked_of_the_bill(self, rig: CloudRig) -> None:
+    async def test_the_final_cost_comes_from_the_bill(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         await self.down(rig, instance.id)
         gone = known(await rig.provider.get(instance.id))
@@ -208,13 +206,13 @@ class TestRunPod(CloudContract):
         assert asked and all(int(a.query["lastN"]) >= 365 for a in asked), "the default is a month"
         assert not any(a.path == "/billing/endpoints" for a in rig.cloud.asked)
 
-    async def test_another_pod_than_asked_for_is_unknown(self, rig: CloudRig) -> None:
+    async def test_a_reply_about_another_pod_is_unknown(self, rig: CloudRig) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         body = next(t.body for a, t in rig.cloud.told if a.path == f"/pods/{two.id}")
         rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
         assert isinstance(await rig.provider.get(one.id), Unknown)
 
-    async def test_a_404_that_the_list_contradicts_is_not_gone(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_404_contradicted_by_the_list_is_not_gone(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         body = b'{"title": "Not Found", "status": 404, "detail": "route not found"}'
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
@@ -228,11 +226,11 @@ class TestRunPod(CloudContract):
     @pytest.mark.parametrize(
         "body", [b'{"title": "Not Found"}', b'{"status": 404}', b"{}", b"404", b"<html>404</html>"]
     )
-    async def test_another_kind_of_404_says_nothing(self, rig: CloudRig, body: bytes) -> None:
+    async def test_an_unrelated_404_is_unknown(self, rig: CloudRig, body: bytes) -> None:
         rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
         assert isinstance(await rig.provider.get("abc123"), Unknown)
 
-    async def test_no_key_for_ssh_anywhere_is_found(self, rig: CloudRig) -> None:
+    async def test_check_reports_a_missing_ssh_key(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
         rig.env["HOME"] = "/nowhere"
@@ -240,14 +238,14 @@ class TestRunPod(CloudContract):
         rig.cloud.ssh_keys = []
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
 
-    async def test_no_date_is_given_that_runpod_does_not_keep(self, rig: CloudRig) -> None:
+    async def test_a_deadline_sets_no_end_date_on_runpod(self, rig: CloudRig) -> None:
         made = known(await rig.provider.create(Resources(gpu="H100", disk_gb=80, deadline_s=3600), "token-1"))
         assert made.ends_at is None and len(rig.cloud.own) == 1
         assert [a.line for a in rig.cloud.asked if a.method == "POST" and "mutation" in a.line] == []
 
     # -------------------------------------------------------------------------------------------------- community cloud
 
-    async def test_the_community_cloud_is_rented_where_the_user_names_it(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_the_community_cloud_is_used_if_the_user_names_it(self, rig: CloudRig, wording: Wording) -> None:
         rig.env["RUNPOD_CLOUD"] = "community"
         quote = known(await rig.provider.quote(self.resources))
         assert quote.price_usd_per_hour == pytest.approx(2.99 / 2) and "Community Cloud" in quote.note
@@ -265,7 +263,7 @@ class TestRunPod(CloudContract):
 
     # --------------------------------------------------------------------------------------------------------- odd rows
 
-    async def test_an_odd_row_hides_no_other(self, rig: CloudRig) -> None:
+    async def test_an_odd_row_hides_no_others(self, rig: CloudRig) -> None:
         odd, good = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         known(await rig.provider.list())
         body = json.loads(json.dumps(rig.cloud.told[-1][1].body))

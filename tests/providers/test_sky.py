@@ -42,7 +42,7 @@ def sent(server: SkyServer, path: str) -> dict[str, Any]:
     return next(body for asked, body in reversed(server.asked) if asked == path)
 
 
-async def test_a_cluster_is_launched_once_and_stops_itself_and_never_ends_itself(
+async def test_a_cluster_is_launched_once_with_autostop_and_without_autodown(
     provider: SkyProvider, sky_server: SkyServer
 ) -> None:
     before = sky_server.count("/launch")
@@ -79,13 +79,13 @@ async def test_the_quote_is_the_cheapest_offer_after_a_dry_run(
     assert "gw-quote" not in sky_server.clusters
 
 
-async def test_what_costs_more_than_was_checked_is_not_launched(provider: SkyProvider, sky_server: SkyServer) -> None:
+async def test_an_offer_above_the_checked_price_is_not_launched(provider: SkyProvider, sky_server: SkyServer) -> None:
     with pytest.raises(NotSupported, match=r"\$3\.50/h") as refused:
         await provider.create(Resources(gpu="A100", max_price_usd_per_hour=3.0), "p-dear")
     assert refused.value.unsent and "gw-p-dear" not in sky_server.clusters
 
 
-async def test_without_a_deadline_it_stops_an_hour_after_its_last_job(
+async def test_without_a_deadline_a_cluster_stops_an_hour_after_its_last_job(
     provider: SkyProvider, sky_server: SkyServer
 ) -> None:
     known(await provider.create(Resources(), "p-idle"))
@@ -93,14 +93,14 @@ async def test_without_a_deadline_it_stops_an_hour_after_its_last_job(
     assert task["resources"]["autostop"] == {"idle_minutes": 60, "down": False, "wait_for": "jobs"}
 
 
-async def test_a_cloud_without_a_stop_gets_no_switch_at_all(sky_server: SkyServer, tmp_path: Path) -> None:
+async def test_a_cloud_without_stop_gets_no_autostop(sky_server: SkyServer, tmp_path: Path) -> None:
     provider = made("sky/runpod", sky_server, tmp_path)
     known(await provider.create(Resources(deadline_s=600), "p-runpod"))
     task = list(yaml.safe_load_all(sent(sky_server, "/launch")["task"]))[-1]
     assert "autostop" not in task["resources"] or not task["resources"]["autostop"]
 
 
-async def test_a_launch_whose_reply_was_lost_is_found_by_its_name(provider: SkyProvider, sky_server: SkyServer) -> None:
+async def test_a_launch_with_a_lost_reply_is_found_by_name(provider: SkyProvider, sky_server: SkyServer) -> None:
     sky_server.lose.add("/launch")
     with pytest.raises(Unreachable):
         await provider.create(Resources(), "p-lost")
@@ -117,7 +117,7 @@ async def test_a_launch_whose_reply_was_lost_is_found_by_its_name(provider: SkyP
         ("NotSupportedError", NotSupported),
     ],
 )
-async def test_a_refused_launch_is_refused_for_what_it_is(
+async def test_a_refused_launch_raises_the_matching_error(
     provider: SkyProvider, sky_server: SkyServer, kind: str, error: type[Exception]
 ) -> None:
     sky_server.refusals["launch"] = (kind, "no such luck")
@@ -132,7 +132,7 @@ async def test_a_refused_launch_is_refused_for_what_it_is(
     "given",
     [{"gpu": "any"}, {"durable_storage": True}, {"options": {"partition": "x"}}, {"options": {"cpus": "many"}}],
 )
-async def test_what_skypilot_lacks_is_refused_before_anything_is_sent(
+async def test_unsupported_resources_are_refused_before_anything_is_sent(
     provider: SkyProvider, sky_server: SkyServer, given: dict[str, Any]
 ) -> None:
     before = sky_server.count("/launch")
@@ -143,7 +143,7 @@ async def test_what_skypilot_lacks_is_refused_before_anything_is_sent(
         await provider.create(Resources(), "p_bad/../x")
 
 
-async def test_an_end_has_the_cost_report_behind_it(provider: SkyProvider, sky_server: SkyServer) -> None:
+async def test_an_end_is_confirmed_by_the_cost_report(provider: SkyProvider, sky_server: SkyServer) -> None:
     known(await provider.create(Resources(), "p-end"))
     assert known(await provider.get("gw-p-end")).place.host == "gw-p-end"
     known(await provider.terminate("gw-p-end"))
@@ -154,7 +154,7 @@ async def test_an_end_has_the_cost_report_behind_it(provider: SkyProvider, sky_s
     assert isinstance(await provider.get("gw-p-end"), Unknown), "a cluster that was seen has costs"
 
 
-async def test_a_cluster_that_vanished_from_the_list_alone_is_not_gone(
+async def test_a_cluster_missing_only_from_the_list_is_not_gone(
     provider: SkyProvider, sky_server: SkyServer, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     known(await provider.create(Resources(), "p-half"))
@@ -164,7 +164,7 @@ async def test_a_cluster_that_vanished_from_the_list_alone_is_not_gone(
     wording(answer.why)
 
 
-async def test_another_cluster_of_the_name_is_not_ours(provider: SkyProvider, sky_server: SkyServer) -> None:
+async def test_another_cluster_with_the_same_name_is_not_ours(provider: SkyProvider, sky_server: SkyServer) -> None:
     known(await provider.create(Resources(), "p-name"))
     sky_server.clusters["gw-p-name"]["cluster_hash"] = "another"
     assert isinstance(await provider.get("gw-p-name"), Unknown)
@@ -198,7 +198,7 @@ class Direct:
         (Unreachable("nobody answers"), False),
     ],
 )
-async def test_the_clouds_own_adapter_is_the_second_witness(
+async def test_the_clouds_own_adapter_must_confirm_the_end(
     sky_server: SkyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Any, gone: bool
 ) -> None:
     provider = made("sky/runpod", sky_server, tmp_path)
@@ -216,7 +216,7 @@ async def test_the_clouds_own_adapter_is_the_second_witness(
     sky_server.costs.clear()
 
 
-async def test_a_controller_is_disclosed_as_something_that_bills(provider: SkyProvider, sky_server: SkyServer) -> None:
+async def test_a_controller_is_disclosed_as_billing(provider: SkyProvider, sky_server: SkyServer) -> None:
     sky_server.up("sky-jobs-controller-abc", cloud="gcp")
     sky_server.up("someone-elses", cloud="azure")
     rows = {row.id: row for row in known(await provider.list())}
@@ -228,7 +228,7 @@ async def test_a_controller_is_disclosed_as_something_that_bills(provider: SkyPr
     del sky_server.clusters["sky-jobs-controller-abc"], sky_server.clusters["someone-elses"]
 
 
-async def test_a_managed_job_is_disclosed_although_no_list_of_clusters_has_its_machine(
+async def test_a_managed_job_is_disclosed_without_a_listed_cluster(
     provider: SkyProvider, sky_server: SkyServer
 ) -> None:
     job = {"job_name": "night", "submitted_at": 5.0, "recovery_count": 2}
@@ -256,7 +256,7 @@ async def test_a_managed_job_is_disclosed_although_no_list_of_clusters_has_its_m
         sky_server.refusals.clear()
 
 
-async def test_a_cluster_that_will_end_itself_says_so(
+async def test_a_cluster_with_autodown_is_reported(
     provider: SkyProvider, sky_server: SkyServer, wording: Wording
 ) -> None:
     known(await provider.create(Resources(), "p-down"))
@@ -273,7 +273,7 @@ async def test_a_cluster_that_will_end_itself_says_so(
         ("STOPPED", InstanceState.STOPPED, False),
     ],
 )
-async def test_the_states_of_a_cluster(
+async def test_cluster_states_map_to_instance_states(
     provider: SkyProvider, sky_server: SkyServer, status: str, state: InstanceState, meter: bool | None
 ) -> None:
     sky_server.up("gw-p-state", status=status, cluster_hash="one")
@@ -297,9 +297,7 @@ async def test_stop_and_start_change_the_cluster(provider: SkyProvider, sky_serv
         await provider.stop("gw-p-stop")
 
 
-async def test_a_server_that_is_down_or_odd_says_nothing_about_clusters(
-    provider: SkyProvider, sky_server: SkyServer
-) -> None:
+async def test_a_failing_server_raises_for_every_cluster_request(provider: SkyProvider, sky_server: SkyServer) -> None:
     for mode in ("down", "odd"):
         sky_server.mode = mode
         try:

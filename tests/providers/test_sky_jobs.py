@@ -51,7 +51,7 @@ async def started(provider: SkyJobsProvider, server: SkyServer, lease: str) -> F
     return server.managed_jobs[-1]
 
 
-async def test_a_reservation_costs_nothing_and_can_be_given_back(
+async def test_a_reservation_costs_nothing_and_can_be_released(
     provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
     before = sky_server.count("/jobs/launch")
@@ -83,7 +83,7 @@ async def test_the_quote_discloses_the_controller(
 
 
 @pytest.mark.parametrize("given", [{"gpu": "any"}, {"durable_storage": True}, {"options": {"cpus": "many"}}])
-async def test_what_skypilot_lacks_is_refused_before_anything_is_sent(
+async def test_unsupported_resources_are_refused_before_anything_is_sent(
     provider: SkyJobsProvider, given: dict[str, Any]
 ) -> None:
     with pytest.raises((BadRequest, NotSupported)) as refused:
@@ -116,7 +116,7 @@ async def test_an_end_counts_when_the_controller_and_the_cost_report_agree(
     assert known(await provider.list()) == ()
 
 
-async def test_a_recovery_bills_on_and_is_counted(
+async def test_a_recovered_job_bills_and_its_recovery_is_counted(
     provider: SkyJobsProvider, sky_server: SkyServer, wording: Wording
 ) -> None:
     job = await started(provider, sky_server, "p4-i1")
@@ -129,7 +129,7 @@ async def test_a_recovery_bills_on_and_is_counted(
     wording(seen.why)
 
 
-async def test_what_a_failed_controller_left_is_unknown(
+async def test_a_machine_left_by_a_failed_controller_is_unknown(
     provider: SkyJobsProvider, sky_server: SkyServer, wording: Wording
 ) -> None:
     job = await started(provider, sky_server, "p5-i1")
@@ -139,7 +139,7 @@ async def test_what_a_failed_controller_left_is_unknown(
     wording(seen.why)
 
 
-async def test_a_job_that_the_controller_lists_no_more_is_not_gone(
+async def test_a_job_no_longer_listed_by_the_controller_is_not_gone(
     provider: SkyJobsProvider, sky_server: SkyServer, wording: Wording
 ) -> None:
     job = await started(provider, sky_server, "p6-i1")
@@ -158,7 +158,7 @@ async def test_a_job_that_the_controller_lists_no_more_is_not_gone(
         sky_server.refusals.clear()
 
 
-async def test_a_job_on_its_way_bills_perhaps_and_can_not_be_canceled_yet(
+async def test_a_pending_launch_may_bill_and_cannot_be_canceled_yet(
     provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
     reserved = known(await provider.create(Resources(), "p7-i1"))
@@ -169,7 +169,7 @@ async def test_a_job_on_its_way_bills_perhaps_and_can_not_be_canceled_yet(
     assert isinstance(await provider.terminate("p7-i1"), Unknown)
 
 
-async def test_a_server_in_trouble_says_nothing_and_a_managed_job_has_no_other_verb(
+async def test_a_failing_server_is_unknown_and_stop_and_start_are_unsupported(
     provider: SkyJobsProvider, sky_server: SkyServer
 ) -> None:
     known(await provider.create(Resources(), "p8-i1"))

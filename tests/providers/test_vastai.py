@@ -54,7 +54,7 @@ class TestVast(CloudContract):
         assert isinstance(rig.cloud, VastCloud)
         return rig.cloud
 
-    async def test_the_balance_is_the_credit_where_it_is_told(self, rig: CloudRig) -> None:
+    async def test_the_balance_is_the_credit_if_reported(self, rig: CloudRig) -> None:
         assert known(await rig.provider.balance()).amount == 1000.0
         assert rig.cloud.told[-1][1].body["balance"] == -3.5
         self.cloud(rig).tells_credit = False
@@ -63,7 +63,7 @@ class TestVast(CloudContract):
         assert told.amount == 12.0
         assert rig.cloud.told[-1][1].body["api_key"] == rig.env["VAST_API_KEY"] not in repr(told)
 
-    async def test_what_is_ordered(self, rig: CloudRig) -> None:
+    async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", disk_gb=80), "j1-i1"))
         order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
         assert order["label"] == "gpuwarden-j1-i1" and order["disk"] == 80
@@ -72,14 +72,14 @@ class TestVast(CloudContract):
         assert "price" not in order and "volume_info" not in order
         assert rig.env["VAST_API_KEY"] not in json.dumps(order)
 
-    async def test_the_cap_goes_into_the_choice(self, rig: CloudRig) -> None:
+    async def test_offers_above_the_cap_are_not_rented(self, rig: CloudRig) -> None:
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=2.0), "j1-i1")
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", gpu_count=2, max_price_usd_per_hour=3.0), "j1-i1")
         assert rig.cloud.own == {}
 
-    async def test_a_bid_leaves_room_within_the_cap(self, rig: CloudRig) -> None:
+    async def test_a_bid_with_its_disk_stays_within_the_cap(self, rig: CloudRig) -> None:
         """The minimum bid is 1.1001, and the disk costs another 0.02."""
         assert known(await rig.provider.quote(BID)).price_usd_per_hour == pytest.approx(1.1001 * 1.5 + 0.02, abs=0.001)
         for cap, bid in ((None, 1.321), (1.3, 1.28), (1.1202, 1.1001)):
@@ -92,7 +92,7 @@ class TestVast(CloudContract):
             order = next(a.body for a in reversed(rig.cloud.asked) if a.path.startswith("/api/v0/asks/"))
             assert order["price"] == bid and made.price_usd_per_hour == pytest.approx(bid + 0.02)
 
-    async def test_offers_are_asked_for_by_the_gpus_names(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_offers_are_queried_by_gpu_name(self, rig: CloudRig, wording: Wording) -> None:
         self.cloud(rig).prices = {"H100 SXM": 2.2, "H100 NVL": 2.3, "L40S": 0.7, "L4": 0.4}
         for asked, names in (("H100", ["H100 SXM", "H100 NVL"]), ("L4", ["L4"])):
             known(await rig.provider.quote(Resources(gpu=asked)))
@@ -104,7 +104,7 @@ class TestVast(CloudContract):
         wording(refused, "B300")
         assert "H100 NVL" in in_calls(refused.value.next_steps)
 
-    async def test_without_the_names_a_list_that_is_cut_says_nothing(
+    async def test_without_gpu_names_a_truncated_offer_list_is_unknown(
         self, rig: CloudRig, monkeypatch: pytest.MonkeyPatch, wording: Wording
     ) -> None:
         rig.cloud.faults = [Fault("html", "gpu_names", count=9)]
@@ -114,9 +114,7 @@ class TestVast(CloudContract):
         assert isinstance(answer, Unknown)
         wording(answer.why)
 
-    async def test_a_bid_that_is_refused_and_makes_a_contract_is_given_back(
-        self, rig: CloudRig, wording: Wording
-    ) -> None:
+    async def test_a_contract_made_by_a_refused_bid_is_ended(self, rig: CloudRig, wording: Wording) -> None:
         """The platform answers with an error and status 400, but a stopped contract exists, and its disk bills."""
         self.cloud(rig).makes_underbid = True
         desk = Desk(rig, "H100", interruptible=True)
@@ -130,7 +128,7 @@ class TestVast(CloudContract):
         assert rig.rented() == [] and desk.lease.state is Lease.STOPPED
         desk.ctx.ledger.close()
 
-    async def test_an_end_of_a_refused_contract_is_asked_for_until_it_is_gone(self, rig: CloudRig) -> None:
+    async def test_ending_a_refused_bids_contract_is_retried_until_gone(self, rig: CloudRig) -> None:
         """A stopped contract isn't enough, because its disk bills."""
         self.cloud(rig).makes_underbid = True
         self.cloud(rig).deaf_ends = 2
@@ -142,12 +140,12 @@ class TestVast(CloudContract):
         assert rig.rented() == [] and desk.lease.state is Lease.STOPPED
         desk.ctx.ledger.close()
 
-    async def test_a_volume_is_made_on_the_machine_at_the_profiles_path(self, rig: CloudRig) -> None:
+    async def test_a_volume_is_created_at_the_profiles_path(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1"))
         order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
         assert order["volume_info"] == {"create_new": True, "volume_id": 9101, "size": 50, "mount_path": "/data"}
 
-    async def test_the_end_of_the_contract_is_told(self, rig: CloudRig) -> None:
+    async def test_the_contracts_end_is_reported(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         assert instance.ends_at == (instance.created_at or 0) + 30 * 86400
         rig.cloud.end_date = 1_900_000_000.5  # type: ignore[attr-defined]
@@ -163,7 +161,7 @@ class TestVast(CloudContract):
         rig.clock.time += 1
         return made.id
 
-    async def test_outbid_is_interrupted_and_comes_back(self, rig: CloudRig) -> None:
+    async def test_an_outbid_instance_is_interrupted_and_resumes(self, rig: CloudRig) -> None:
         """The instance looks as if it was simply stopped: all three states are `stopped`."""
         ident = await self.outbid(rig)
         seen = known(await rig.provider.get(ident))
@@ -174,7 +172,7 @@ class TestVast(CloudContract):
         seen = known(await rig.provider.get(ident))
         assert seen is not None and seen.state is InstanceState.RUNNING
 
-    async def test_a_bid_that_was_stopped_from_here_is_stopped(self, rig: CloudRig) -> None:
+    async def test_a_bid_instance_stopped_by_us_is_shown_as_stopped(self, rig: CloudRig) -> None:
         made = known(await rig.provider.create(BID, "token-1"))
         await rig.settle()
         known(await rig.provider.stop(made.id))
@@ -185,7 +183,7 @@ class TestVast(CloudContract):
             known(await rig.provider.start(made.id))
             await rig.settle()
 
-    async def test_another_process_believes_a_stop_of_a_bid_that_was_asked_for(self, rig: CloudRig) -> None:
+    async def test_another_process_recognizes_a_requested_stop_of_a_bid(self, rig: CloudRig) -> None:
         """The request is in the ledger, but another process's adapter doesn't know about it."""
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
@@ -199,7 +197,7 @@ class TestVast(CloudContract):
         assert desk.lease.state is Lease.STOPPED
         desk.ctx.ledger.close()
 
-    async def test_an_outbid_one_is_not_stopped(self, rig: CloudRig) -> None:
+    async def test_an_outbid_instance_is_not_stopped(self, rig: CloudRig) -> None:
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
         await rig.settle()
@@ -211,7 +209,7 @@ class TestVast(CloudContract):
         assert desk.lease.state is not Lease.STOPPED
         desk.ctx.ledger.close()
 
-    async def test_an_outbid_one_is_bid_for_again(self, rig: CloudRig) -> None:
+    async def test_an_outbid_instance_gets_a_higher_bid(self, rig: CloudRig) -> None:
         """The instance's bid is 1.321, and 1.4 wins."""
         assert isinstance(rig.provider, Bidder)
         ident = await self.outbid(rig)
@@ -244,7 +242,7 @@ class TestVast(CloudContract):
 
     # ---------------------------------------------------------------------------------------------------- odd rows
 
-    async def test_words_and_ports_of_an_odd_form_are_read_for_what_they_are(self, rig: CloudRig) -> None:
+    async def test_odd_statuses_and_ports_are_tolerated(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         self.cloud(rig).odd[instance.id] = {"actual_status": "scheduling"}
         (seen,) = known(await rig.provider.list())
@@ -256,7 +254,7 @@ class TestVast(CloudContract):
         (seen,) = known(await rig.provider.list())
         assert seen.state is InstanceState.RUNNING and seen.place is None
 
-    async def test_an_odd_row_hides_no_other(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_an_odd_row_hides_no_others(self, rig: CloudRig, wording: Wording) -> None:
         odd, good = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         self.cloud(rig).odd[odd.id] = {"dph_total": "2.20", "intended_status": 7}
         seen = {i.id: i for i in known(await rig.provider.list())}
@@ -271,7 +269,7 @@ class TestVast(CloudContract):
         wording(answer.why)
 
     @pytest.mark.parametrize("odd", [{"id": "x"}, {"id": None}, {"label": 7, "dph_total": "x"}])
-    async def test_a_row_that_could_be_any_instance_makes_the_list_unknown(self, rig: CloudRig, odd: object) -> None:
+    async def test_an_unidentifiable_row_makes_the_list_unknown(self, rig: CloudRig, odd: object) -> None:
         instance = await self.rent(rig)
         assert isinstance(odd, dict)
         page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
@@ -280,18 +278,18 @@ class TestVast(CloudContract):
         for answer in (await rig.provider.list(), await rig.provider.find(instance.token)):
             assert isinstance(answer, Unknown), answer
 
-    async def test_null_is_gone(self, rig: CloudRig) -> None:
+    async def test_a_null_instance_is_gone(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("other", self.gets, body=b'{"instances": null}')]
         assert known(await rig.provider.get("4200001")) is None
 
     @pytest.mark.parametrize("body", [b'{"instances": []}', b'{"instances": ""}', b"{}", b'""', b"null", b"[]"])
-    async def test_what_looks_like_nothing_is_not_gone(self, rig: CloudRig, body: bytes) -> None:
+    async def test_an_ambiguous_empty_reply_is_unknown(self, rig: CloudRig, body: bytes) -> None:
         rig.cloud.faults = [Fault("other", ".", count=9, body=body)]
         assert isinstance(await rig.provider.get("4200001"), Unknown)
         assert isinstance(await rig.provider.list(), Unknown)
         assert isinstance(await rig.provider.find("token-1"), Unknown)
 
-    async def test_the_retired_list_is_not_asked(self, rig: CloudRig) -> None:
+    async def test_the_retired_list_endpoint_is_not_used(self, rig: CloudRig) -> None:
         await self.rent(rig)
         known(await rig.provider.list())
         assert not any(a.method == "GET" and a.path.rstrip("/") == "/api/v0/instances" for a in rig.cloud.asked)
@@ -301,7 +299,7 @@ class TestVast(CloudContract):
         rig.cloud.faults = [Fault("other", self.lists, status=410, body=body)]
         assert isinstance(await rig.provider.list(), Unknown)
 
-    async def test_more_than_a_page_is_read_at_the_permitted_pace(self, rig: CloudRig) -> None:
+    async def test_several_pages_are_read_within_the_rate_limit(self, rig: CloudRig) -> None:
         for n in range(57):
             rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
         await rig.settle()
@@ -310,12 +308,12 @@ class TestVast(CloudContract):
         assert not any(told.status == 429 for _, told in rig.cloud.told)
 
     @pytest.mark.parametrize("ident", [-1, 10**18, 10**400])
-    async def test_a_contract_that_could_not_be_asked_about_is_unknown(self, rig: CloudRig, ident: int) -> None:
+    async def test_a_contract_with_an_unusable_id_is_unknown(self, rig: CloudRig, ident: int) -> None:
         body = json.dumps({"success": True, "new_contract": ident}).encode()
         rig.cloud.faults = [Fault("other", self.creates, body=body)]
         assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
 
-    async def test_pages_with_nothing_new_end_the_list(self, rig: CloudRig, wording: Wording) -> None:
+    async def test_a_page_without_new_rows_makes_the_list_unknown(self, rig: CloudRig, wording: Wording) -> None:
         for n in range(99):
             page = {"success": True, "instances": [], "next_token": f"t{n}", "total_instances": 1}
             rig.cloud.faults.append(Fault("other", self.lists, body=json.dumps(page).encode()))
@@ -338,14 +336,14 @@ class TestVast(CloudContract):
         assert isinstance(answer, Unknown)
         wording(answer.why)
 
-    async def test_a_bad_key_as_404_is_a_bad_key_and_not_gone(self, rig: CloudRig) -> None:
+    async def test_a_404_for_a_bad_key_raises_auth_failed(self, rig: CloudRig) -> None:
         self.cloud(rig).bad_key_is_404 = True
         rig.env["VAST_API_KEY"] = "wrong-key-0123456789"
         for ask in (rig.provider.list, lambda: rig.provider.get("4200001"), lambda: rig.provider.terminate("4200001")):
             with pytest.raises(AuthFailed):
                 await ask()
 
-    async def test_an_offer_that_went_is_passed_over(self, rig: CloudRig) -> None:
+    async def test_a_sold_offer_is_skipped(self, rig: CloudRig) -> None:
         self.cloud(rig).prices = {"H100 SXM": 2.2, "H100 NVL": 2.3, "H100 PCIE": 2.4}
         self.cloud(rig).stale_offers = {101}
         made = known(await rig.provider.create(self.resources, "token-1"))
@@ -356,7 +354,9 @@ class TestVast(CloudContract):
         assert len(rig.cloud.own) == 1
 
     @pytest.mark.parametrize("prices", [{"H100 SXM": 2.2}, {"H100 SXM": 2.2, "H100 NVL": 2.3}])
-    async def test_no_offer_is_ordered_twice(self, rig: CloudRig, prices: dict[str, float], wording: Wording) -> None:
+    async def test_an_offer_is_never_ordered_twice(
+        self, rig: CloudRig, prices: dict[str, float], wording: Wording
+    ) -> None:
         cloud = self.cloud(rig)
         cloud.prices, cloud.stale_offers = prices, {101, 201}
         with pytest.raises(NoCapacity) as gone:
@@ -366,21 +366,21 @@ class TestVast(CloudContract):
         assert not gone.value.unsent, "an order was sent"
         wording(manual_text(gone.value.next_steps))
 
-    async def test_what_a_refused_order_made_is_taken_before_another_offer_is_ordered(self, rig: CloudRig) -> None:
+    async def test_an_instance_from_a_refused_order_is_used_before_another_order(self, rig: CloudRig) -> None:
         cloud = self.cloud(rig)
         cloud.prices = {"H100 SXM": 2.2, "H100 NVL": 2.3}
         cloud.faults = [Fault("refused", self.creates, status=410, body=b'{"error": "no_such_ask", "msg": "gone"}')]
         made = known(await rig.provider.create(self.resources, "token-1"))
         assert [cloud.numbered(made.id)] == list(cloud.own) and made.token == "token-1"
 
-    async def test_no_other_offer_is_ordered_while_the_list_can_not_be_read(self, rig: CloudRig) -> None:
+    async def test_no_other_offer_is_ordered_while_the_list_is_unreadable(self, rig: CloudRig) -> None:
         cloud = self.cloud(rig)
         cloud.prices, cloud.stale_offers = {"H100 SXM": 2.2, "H100 NVL": 2.3}, {101}
         cloud.faults = [Fault("error_500", self.lists)]
         assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
         assert not cloud.own
 
-    async def test_an_end_that_was_not_carried_out_shows(self, rig: CloudRig) -> None:
+    async def test_an_ignored_terminate_is_visible_and_can_be_repeated(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         self.cloud(rig).deaf_ends = 1
         known(await rig.provider.terminate(instance.id))
@@ -392,14 +392,14 @@ class TestVast(CloudContract):
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.GONE
 
-    async def test_the_charges_are_the_final_cost(self, rig: CloudRig) -> None:
+    async def test_the_final_cost_comes_from_the_charges(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         await self.down(rig, instance.id)
         gone = known(await rig.provider.get(instance.id))
         truth = rig.cloud.cloud.truth(rig.cloud.inner(instance.id))
         assert gone is not None and gone.cost_usd == pytest.approx(truth.cost_usd, abs=0.001)
 
-    async def test_200_with_an_error_body_is_unknown(self, rig: CloudRig) -> None:
+    async def test_status_200_with_an_error_body_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         body = b'{"success": false, "error": "internal", "msg": "try again"}'
         rig.cloud.faults = [Fault("other", ".", count=99, body=body)]
@@ -407,7 +407,7 @@ class TestVast(CloudContract):
         assert isinstance(await rig.provider.terminate(instance.id), Unknown)
         assert isinstance(await rig.provider.create(self.resources, "token-2"), Unknown)
 
-    async def test_the_limits_threshold_is_the_wait(self, rig: CloudRig) -> None:
+    async def test_the_rate_limits_threshold_becomes_the_wait(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("limited", ".", count=99)]
         with pytest.raises(RateLimited) as caught:
             await rig.provider.terminate("4200001")
@@ -438,7 +438,7 @@ class TestVast(CloudContract):
             ("running", "stopped", "running", InstanceState.STOPPING, True),
         ],
     )
-    async def test_every_status_has_a_meaning(
+    async def test_every_status_maps_to_a_state_and_meter(
         self, rig: CloudRig, actual: str | None, intended: str, contract: str, state: InstanceState, meter: bool | None
     ) -> None:
         instance = await self.rent(rig)

@@ -89,7 +89,7 @@ async def test_lambda_launches_in_the_region_or_not_at_all(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("desk", ["prime-intellect"], indirect=True)
-async def test_prime_rents_no_offer_elsewhere_or_without_the_image(desk: Desk) -> None:
+async def test_prime_rents_only_offers_with_the_region_and_image(desk: Desk) -> None:
     for wish in ({"region": "nowhere"}, {"image": "me/not-there"}):
         with pytest.raises(NoCapacity):
             await desk.provider.quote(desk.resources(**wish))
@@ -97,13 +97,13 @@ async def test_prime_rents_no_offer_elsewhere_or_without_the_image(desk: Desk) -
 
 @pytest.mark.parametrize("desk", ["runpod"], indirect=True)
 @pytest.mark.parametrize("options", [{"flavor": "x"}, {"image": 7}, {"image": "-v /:/host"}, {"region": ""}])
-async def test_what_is_no_wish_is_refused(desk: Desk, options: dict[str, Any]) -> None:
+async def test_an_invalid_wish_is_refused(desk: Desk, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         settled(desk.ctx, JobSpec(platform="runpod", command=("true",), options=options))
 
 
 @pytest.mark.parametrize("desk", ["lambda"], indirect=True)
-async def test_a_platform_without_images_says_what_it_takes(desk: Desk, wording: Wording) -> None:
+async def test_a_platform_without_images_names_its_options(desk: Desk, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         settled(desk.ctx, JobSpec(platform="lambda", command=("true",), options={"image": "x"}))
     wording(refused, "lambda", "region", "image")
@@ -115,7 +115,7 @@ async def test_a_job_with_wishes_can_be_rehearsed(desk: Desk) -> None:
     assert wanted(settled(desk.ctx, spec)).options == {"image": "me/x", "region": "EU"}
 
 
-def test_the_flags_are_options_by_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conflicting_flag_and_option_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["submit", "--platform", "local", "--image", "a", "--option", "image=b", "--json", "--", "true"]
     assert run(words) != 0
     assert "differ" in capsys.readouterr().out

@@ -127,14 +127,14 @@ def crash_often(root: Path, times: int, seed: int) -> None:
 
 
 @pytest.mark.prove
-def test_sigkill_at_random_moments(tmp_path: Path) -> None:
+def test_the_cloud_survives_sigkill_at_random_moments(tmp_path: Path) -> None:
     crash_often(tmp_path, 15, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
-def test_sigkill_at_very_many_random_moments(tmp_path: Path) -> None:
+def test_the_cloud_survives_sigkill_at_very_many_random_moments(tmp_path: Path) -> None:
     crash_often(tmp_path, amount(50, 200), seed=2)
 
 
@@ -177,7 +177,7 @@ print("survived")
 
 @pytest.mark.prove
 @pytest.mark.parametrize("step", STEPS)
-def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step: str) -> None:
+def test_the_cloud_survives_sigkill_before_and_after_every_kind_of_step(tmp_path: Path, step: str) -> None:
     """Each effect is interrupted at its first and second occurrence, before and after; the next call completes it."""
     for nth, when in product((1, 2), ("before", "after")):
         root = tmp_path / f"{nth}-{when}"
@@ -193,7 +193,7 @@ def test_sigkill_right_before_and_after_every_kind_of_step(tmp_path: Path, step:
 
 
 @pytest.mark.slow
-def test_two_processes_see_one_cloud(tmp_path: Path) -> None:
+def test_concurrent_processes_share_one_cloud(tmp_path: Path) -> None:
     """Renting from several processes at once loses nothing and gives every instance a unique id."""
     code = (
         "import sys; from pathlib import Path; from gpuwarden.core.clock import SystemClock;"

@@ -23,7 +23,7 @@ S = InstanceState
 VAST = load_profile("vastai")
 
 
-def test_a_lost_request_did_nothing_and_a_lost_reply_did_it(tmp_path: Path) -> None:
+def test_a_lost_request_has_no_effect_but_a_lost_reply_does(tmp_path: Path) -> None:
     faults = [Fault(kind="lost_request", call="create", at=1), Fault(kind="lost_reply", call="create", at=2)]
     world = World(tmp_path, VAST, *faults)
     lost = world.cloud.create(Resources(), "one")
@@ -36,7 +36,7 @@ def test_a_lost_request_did_nothing_and_a_lost_reply_did_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["lost_reply", "bad_reply"])
-def test_terminate_happens_although_nobody_understands_the_reply(tmp_path: Path, kind: str) -> None:
+def test_terminate_takes_effect_despite_a_lost_or_bad_reply(tmp_path: Path, kind: str) -> None:
     world = World(tmp_path, VAST, Fault(kind=kind, call="terminate"))
     box = world.rent()
     assert isinstance(world.cloud.terminate(box.id), Unknown)
@@ -53,7 +53,7 @@ def test_no_capacity_is_a_refusal(tmp_path: Path) -> None:
     assert isinstance(world.cloud.create(Resources(), "one"), Known)
 
 
-def test_a_stale_list_lacks_the_new_and_shows_the_gone(tmp_path: Path) -> None:
+def test_a_stale_list_lacks_new_instances_and_shows_gone_instances(tmp_path: Path) -> None:
     stale = [Fault(kind="stale", call=call, count=99, seconds=30) for call in ("find", "list", "get")]
     world = World(tmp_path, VAST, *stale)
     box = world.cloud.create(Resources(), "token")
@@ -73,7 +73,7 @@ def test_a_stale_list_lacks_the_new_and_shows_the_gone(tmp_path: Path) -> None:
     assert world.cloud.list() == Known(())
 
 
-def test_a_slow_and_a_failed_boot(tmp_path: Path) -> None:
+def test_slow_and_failed_boots_are_simulated(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="slow_boot", at=1, seconds=100), Fault(kind="failed_boot", at=2))
     slow, failed = world.rent(), world.rent()
     assert slow.state == S.BOOTING
@@ -89,7 +89,7 @@ def test_a_slow_and_a_failed_boot(tmp_path: Path) -> None:
     assert world.state(failed.id) == S.GONE
 
 
-def test_preemption_at_a_step_comes_once(tmp_path: Path) -> None:
+def test_preemption_at_a_step_happens_once(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="preempt", step=20))
     box = world.rent(interruptible=True)
     run = on(box.place, box.place.run_root if box.place else "") / "run"
@@ -107,7 +107,7 @@ def test_preemption_at_a_step_comes_once(tmp_path: Path) -> None:
     assert world.state(box.id) == S.RUNNING
 
 
-def test_preemption_at_a_time_comes_when_it_was_due(tmp_path: Path) -> None:
+def test_preemption_at_a_time_happens_when_due(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="preempt", seconds=50))
     box = world.rent(interruptible=True)
     world.wait(1000)
@@ -117,7 +117,7 @@ def test_preemption_at_a_time_comes_when_it_was_due(tmp_path: Path) -> None:
     assert seen.cost_usd == pytest.approx(computed * 0.5 + residue), "interruptible is half the price"
 
 
-def test_an_instance_that_vanishes(tmp_path: Path) -> None:
+def test_a_vanished_instance_is_no_longer_listed(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="vanish", seconds=50))
     box = world.rent()
     world.wait(50)
@@ -128,7 +128,7 @@ def test_an_instance_that_vanishes(tmp_path: Path) -> None:
     assert not on(box.place, "/").exists()
 
 
-def test_stopped_that_still_bills(tmp_path: Path) -> None:
+def test_a_stopped_instance_may_still_bill(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="bills_when_stopped"))
     box = world.rent()
     world.cloud.stop(box.id)
@@ -141,7 +141,7 @@ def test_stopped_that_still_bills(tmp_path: Path) -> None:
     assert two.meter is True, "the books tell on it"
 
 
-def test_an_instance_that_comes_back(tmp_path: Path) -> None:
+def test_a_gone_instance_may_come_back(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="comes_back", seconds=60))
     box = world.rent()
     on(box.place, "/file").write_text("x")
@@ -156,7 +156,7 @@ def test_an_instance_that_comes_back(tmp_path: Path) -> None:
     assert world.state(box.id) == S.GONE
 
 
-def test_submit_can_be_lost_either_way(tmp_path: Path) -> None:
+def test_a_submit_request_or_reply_can_be_lost(tmp_path: Path) -> None:
     kinds = ("lost_request", "lost_reply", "bad_reply")
     world = World(tmp_path, VAST, *(Fault(kind=k, call="submit", at=i) for i, k in enumerate(kinds, 1)))
     launched = []
@@ -183,7 +183,7 @@ class OneJob:
 
 
 @pytest.mark.anyio
-async def test_a_lossy_backend_submits_and_says_nothing(tmp_path: Path) -> None:
+async def test_a_lossy_backend_submits_without_a_reply(tmp_path: Path) -> None:
     world = World(tmp_path, VAST, Fault(kind="lost_reply", call="submit"))
     one = OneJob()
     backend = lossy(cast("Backend", one), world.cloud)
@@ -196,7 +196,7 @@ async def test_a_lossy_backend_submits_and_says_nothing(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 2**32), p=st.floats(0, 1))
-def test_draws_depend_on_the_seed_alone(seed: int, p: float) -> None:
+def test_draws_depend_only_on_the_seed(seed: int, p: float) -> None:
     faults = Faults(seed=seed, faults=(Fault(kind="lost_reply", call="create", probability=p),))
     hits = [bool(faults.on_call("create", n)) for n in range(1, 40)]
     again = Faults.model_validate_json(faults.model_dump_json())
@@ -204,7 +204,7 @@ def test_draws_depend_on_the_seed_alone(seed: int, p: float) -> None:
     assert p not in {0.0, 1.0} or all(h == bool(p) for h in hits)
 
 
-def test_draws_come_about_as_often_as_they_should() -> None:
+def test_draws_occur_at_about_their_probability() -> None:
     faults = Faults(seed=7, faults=(Fault(kind="lost_reply", call="get", probability=0.25),))
     assert 400 < sum(bool(faults.on_call("get", n)) for n in range(2000)) < 600
 
@@ -224,7 +224,7 @@ def test_a_fault_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> Non
         Fault.model_validate(wrong)
 
 
-def test_a_file_that_is_no_cloud_is_said_clearly(tmp_path: Path) -> None:
+def test_an_invalid_cloud_file_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path, VAST)
     world.rent()
     (tmp_path / "state.json").write_text('{"nonce": 3}')

@@ -43,11 +43,11 @@ def weights(folder: Path, n: int = 1000) -> Path:
     return path
 
 
-def test_the_client_knows_who_it_is(api: Any) -> None:
+def test_whoami_returns_the_user(api: Any) -> None:
     assert api.whoami()["name"] == USER
 
 
-def test_upload_describe_and_download(api: Any, tmp_path: Path) -> None:
+def test_files_are_uploaded_described_and_downloaded(api: Any, tmp_path: Path) -> None:
     folder = tmp_path / "up"
     folder.mkdir()
     content = weights(folder).read_bytes()
@@ -80,7 +80,7 @@ def test_history_branches_and_deletes(api: Any) -> None:
     assert len(api.list_repo_commits(f"{USER}/h", repo_type="dataset")) == 4
 
 
-def test_a_range_of_a_file(hub: HubServer, api: Any, tmp_path: Path) -> None:
+def test_a_file_range_is_downloaded(hub: HubServer, api: Any, tmp_path: Path) -> None:
     from huggingface_hub.utils import get_session
 
     hub.store.put("model", f"{USER}/r", {"x.bin": bytes(range(100))})
@@ -98,7 +98,7 @@ def test_lists_search_filter_and_pages(hub: HubServer, api: Any) -> None:
     assert {d.id for d in api.list_datasets(filter="odd", author="many")} == {"many/set-1", "many/set-3", "many/set-5"}
 
 
-def test_missing_private_gated_and_renamed(hub: HubServer, api: Any) -> None:
+def test_missing_private_gated_and_renamed_repos_behave_as_expected(hub: HubServer, api: Any) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -209,7 +209,7 @@ def test_a_job_loses_its_files_and_keeps_what_it_pushed(hub: HubServer, api: Any
     assert api.file_exists("rehearsal/out", "model.bin")
 
 
-def test_rate_limits_and_faults(hub: HubServer, api: Any) -> None:
+def test_rate_limits_and_faults_reach_the_client(hub: HubServer, api: Any) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     hub.conditions.faults.append(Fault(r"GET /api/models/Qwen", status=500, times=1))
@@ -222,7 +222,7 @@ def test_rate_limits_and_faults(hub: HubServer, api: Any) -> None:
 
 
 @pytest.mark.slow
-def test_real_xet_up_and_down(hub: HubServer, tmp_path: Path) -> None:
+def test_files_are_transferred_with_real_xet(hub: HubServer, tmp_path: Path) -> None:
     """Runs in a separate process, since huggingface_hub reads its settings at import."""
     script = """
 import os, pathlib, sys
@@ -245,7 +245,7 @@ print("same")
     assert repo.commits[-1].files["big.bin"].xet, "the upload did not go through xet"
 
 
-def test_hostile_names_reach_no_file(hub: HubServer, api: Any) -> None:
+def test_hostile_names_never_reach_a_file(hub: HubServer, api: Any) -> None:
     from huggingface_hub.utils import get_session
 
     api.create_repo(f"{USER}/here")
@@ -262,7 +262,7 @@ def test_hostile_names_reach_no_file(hub: HubServer, api: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_serves_it_and_says_how_to_reach_it(tmp_path: Path) -> None:
+def test_rehearse_hub_serves_the_hub_and_prints_how_to_reach_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "gpuwarden", "rehearse-hub"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:

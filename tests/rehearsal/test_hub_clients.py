@@ -83,7 +83,7 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.prove
 @pytest.mark.real("hf")
-def test_a_job_is_run_looked_at_and_ended(hf: Run, hub: HubServer) -> None:
+def test_a_job_is_started_inspected_and_canceled(hf: Run, hub: HubServer) -> None:
     flags = ("--flavor", "t4-small", "--label", "team=x", "--attempts", "2", "--ssh", "--expose", "8000")
     assert "t4-small" in {row["name"] for row in rows(hf("jobs", "hardware", "--format", "json"))}
     started = hf(
@@ -108,7 +108,7 @@ def test_a_job_is_run_looked_at_and_ended(hf: Run, hub: HubServer) -> None:
 
 @pytest.mark.prove
 @pytest.mark.real("hf")
-def test_a_job_s_log_end_and_refusal(hf: Run, hub: HubServer) -> None:
+def test_a_jobs_log_outcome_and_refusal_are_reported(hf: Run, hub: HubServer) -> None:
     said = hf("jobs", "run", "hf.co/spaces/me/space", PYTHON, "-c", "print('one'); print('two')")
     assert "one\ntwo\n" in said
     (job,) = hub.jobs.jobs.values()
@@ -124,9 +124,7 @@ def test_a_job_s_log_end_and_refusal(hf: Run, hub: HubServer) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real("hf")
-def test_a_local_script_goes_through_a_bucket_and_leaves_its_files_there(
-    hf: Run, hub: HubServer, tmp_path: Path
-) -> None:
+def test_a_local_script_is_sent_through_a_bucket_and_saves_files_there(hf: Run, hub: HubServer, tmp_path: Path) -> None:
     mounts()
     (tmp_path / "train.py").write_text(SCRIPT)
     assert "hello ['a', 'b']" in hf("jobs", "uv", "run", "train.py", "a", "b")
@@ -154,7 +152,7 @@ def test_volumes_are_mounted_and_only_buckets_can_be_written(hf: Run, hub: HubSe
 
 @pytest.mark.slow
 @pytest.mark.real("hf")
-def test_scheduled_jobs(hf: Run, tmp_path: Path) -> None:
+def test_scheduled_jobs_run_when_due(hf: Run, tmp_path: Path) -> None:
     clock = FakeClock(1_800_000_600.0)  # ten minutes past an hour
     with hub_server(tmp_path / "scheduled", clock=clock) as hub:
         at = {"HF_ENDPOINT": hub.url}
@@ -187,7 +185,7 @@ def test_scheduled_jobs(hf: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real("hf")
-def test_buckets(hf: Run, hub: HubServer, tmp_path: Path) -> None:
+def test_bucket_commands_work(hf: Run, hub: HubServer, tmp_path: Path) -> None:
     up, back = tmp_path / "up", tmp_path / "back"
     (up / "sub").mkdir(parents=True)
     (up / "a.txt").write_text("a")
@@ -254,7 +252,7 @@ print(json.dumps(errors))
 
 
 @pytest.mark.prove
-def test_huggingface_hub_s_calls_on_buckets(env: dict[str, str], tmp_path: Path) -> None:
+def test_huggingface_hub_bucket_calls_work(env: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     done = subprocess.run(
@@ -276,7 +274,7 @@ def test_huggingface_hub_s_calls_on_buckets(env: dict[str, str], tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.real("@huggingface/hub")
-def test_the_client_for_javascript(env: dict[str, str]) -> None:
+def test_the_javascript_client_works(env: dict[str, str]) -> None:
     node, modules = shutil.which("node"), CLIENTS / "huggingface"
     if "GPUWARDEN_CLIENTS" not in os.environ:
         pytest.skip("GPUWARDEN_CLIENTS names no folder of installed clients (tools/install_clients.sh makes one)")
@@ -348,9 +346,7 @@ JOB = {"flavor": "cpu-basic", "dockerImage": "i", "command": ["true"]}
         ),
     ],
 )
-def test_what_the_description_does_not_name_is_refused(
-    hub: HubServer, method: str, path: str, body: Any, says: str
-) -> None:
+def test_undocumented_requests_are_refused(hub: HubServer, method: str, path: str, body: Any, says: str) -> None:
     status, message = ask(hub, method, path, body)
     assert (status, says in message) == (400, True), message
     assert hub.jobs.jobs == {}
@@ -367,7 +363,7 @@ def test_a_bucket_keeps_its_paths_inside(hub: HubServer, tmp_path: Path) -> None
     assert list(bucket.walk()) == []
 
 
-def test_small_files_have_the_ids_that_git_gives_them(hub: HubServer) -> None:
+def test_small_files_have_their_git_ids(hub: HubServer) -> None:
     repo = hub.store.put("model", f"{USER}/ids", {"a.txt": "hello\n", "b.bin": b"weights"})
     files = repo.commits[-1].files
     assert files["a.txt"].oid() == "ce013625030ba8dba906f756967f9e9ca394464a"  # git hash-object of "hello\n"
@@ -393,12 +389,12 @@ SUNDAY = datetime(2026, 11, 22, 6, 0, 30, tzinfo=UTC)
         ("0 0 29 2 *", "2028-02-29T00:00"),
     ],
 )
-def test_when_a_schedule_comes_next(schedule: str, comes: str) -> None:
+def test_the_next_time_of_a_schedule_is_calculated(schedule: str, comes: str) -> None:
     at = next_time(schedule, SUNDAY.timestamp())
     assert datetime.fromtimestamp(at, UTC).isoformat() == f"{comes}:00+00:00"
 
 
 @pytest.mark.parametrize("schedule", ["0 0 31 2 *", "0 0 * * * *", "0 x * * *"])
-def test_a_schedule_that_never_comes_is_refused(schedule: str) -> None:
+def test_an_invalid_or_impossible_schedule_is_refused(schedule: str) -> None:
     with pytest.raises(HubError):
         next_time(schedule, SUNDAY.timestamp())

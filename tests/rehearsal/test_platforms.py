@@ -34,7 +34,7 @@ def plant(world: World, place: Place | None, durable: bool) -> list[str]:
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("name", STOPPABLE)
-def test_stop_deletes_what_the_profile_says_and_nothing_else(tmp_path: Path, name: str, durable: bool) -> None:
+def test_stop_deletes_only_what_the_profile_says(tmp_path: Path, name: str, durable: bool) -> None:
     world = World(tmp_path, load_profile(name))
     box = world.rent(durable=durable)
     paths = plant(world, box.place, durable)
@@ -63,7 +63,7 @@ def test_terminate_leaves_volumes_to_the_next_instance(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", RENTED)
-def test_only_what_the_profile_sells_is_interruptible(tmp_path: Path, name: str) -> None:
+def test_instances_are_interruptible_only_if_the_profile_offers_spot(tmp_path: Path, name: str) -> None:
     world = World(tmp_path, load_profile(name))
     if not world.cloud.profile.spot.offered:
         with pytest.raises(NotSupported):
@@ -118,14 +118,14 @@ def test_granularity_rounds_up_every_started_period(tmp_path: Path) -> None:
     assert world.get(box.id).cost_usd == pytest.approx(120)
 
 
-def test_time_scale_speeds_up_money_alone(tmp_path: Path) -> None:
+def test_time_scale_speeds_up_only_billing(tmp_path: Path) -> None:
     world = World(tmp_path, load_profile("vastai"), settings=QUICK.model_copy(update={"time_scale": 60.0}))
     box = world.rent()
     assert box.state == S.RUNNING
     assert box.cost_usd == pytest.approx(600)
 
 
-def test_a_clock_that_runs_back_gives_no_money_back(tmp_path: Path) -> None:
+def test_a_clock_running_backwards_refunds_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, load_profile("vastai"))
     box = world.rent()
     world.wait(100)
@@ -134,7 +134,7 @@ def test_a_clock_that_runs_back_gives_no_money_back(tmp_path: Path) -> None:
     assert world.get(box.id).cost_usd == before
 
 
-def test_a_stop_that_does_not_stop_the_meter(tmp_path: Path) -> None:
+def test_a_stop_may_leave_the_meter_running(tmp_path: Path) -> None:
     runpod = load_profile("runpod")
     leaky = runpod.model_copy(update={"meter": runpod.meter.model_copy(update={"stops_on": ("terminate",)})})
     world = World(tmp_path, leaky)
@@ -177,7 +177,7 @@ def test_unknown_interruption_reads_as_the_worst(tmp_path: Path) -> None:
     assert "preempted" in world.get(box.id).why
 
 
-def test_job_end_deletes_where_the_profile_says(tmp_path: Path) -> None:
+def test_the_end_of_a_job_deletes_files_if_the_profile_says_so(tmp_path: Path) -> None:
     world = World(tmp_path, bent("job_end", survives=False))
     box = world.rent()
     run = on(box.place, box.place.run_root) / "run"
@@ -191,7 +191,7 @@ def test_job_end_deletes_where_the_profile_says(tmp_path: Path) -> None:
     assert world.state(box.id) == S.RUNNING
 
 
-def test_the_job_end_of_a_serverless_platform_is_the_end(tmp_path: Path) -> None:
+def test_the_end_of_a_serverless_job_ends_the_instance(tmp_path: Path) -> None:
     world = World(tmp_path, bent("job_end", kind="serverless", survives=False))
     box = world.rent()
     run = on(box.place, box.place.run_root) / "run"
@@ -202,7 +202,7 @@ def test_the_job_end_of_a_serverless_platform_is_the_end(tmp_path: Path) -> None
     assert not on(box.place, "/").exists()
 
 
-def test_storage_that_is_there_sometimes_can_be_absent(tmp_path: Path) -> None:
+def test_sometimes_present_storage_can_be_absent(tmp_path: Path) -> None:
     autodl = load_profile("autodl")
     absent = World(tmp_path / "a", autodl, settings=QUICK.model_copy(update={"sometimes": False}))
     present = World(tmp_path / "b", autodl)
@@ -210,7 +210,7 @@ def test_storage_that_is_there_sometimes_can_be_absent(tmp_path: Path) -> None:
     assert on(present.rent().place, "/root/autodl-fs").resolve() == tmp_path / "b/volumes/file-storage"
 
 
-def test_a_tier_inside_a_volume_dies_alone(tmp_path: Path) -> None:
+def test_a_tier_inside_a_volume_is_deleted_alone(tmp_path: Path) -> None:
     vast = load_profile("vastai")
     root, volume = vast.storage
     scratch = root.model_copy(
@@ -282,7 +282,7 @@ print("done")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders are POSIX")
-def test_folders_that_a_job_locked_die_as_well(tmp_path: Path) -> None:
+def test_folders_locked_by_a_job_are_deleted(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         argv = [sys.executable, "-c", AS_NOBODY.format(here=str(KITS)), f"{folder}/cloud"]

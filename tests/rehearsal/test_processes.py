@@ -46,7 +46,7 @@ def with_grace(seconds: float) -> Profile:
 
 @pytest.mark.parametrize("code", [SLEEP, DEAF, ESCAPED], ids=["plain", "ignores SIGTERM", "setsid and fork"])
 @pytest.mark.parametrize("verb", ["stop", "terminate", "preempt", "vanish"])
-def test_a_machine_that_goes_off_leaves_no_process(tmp_path: Path, code: str, verb: str) -> None:
+def test_a_machine_that_ends_leaves_no_process(tmp_path: Path, code: str, verb: str) -> None:
     world = World(tmp_path, VAST)
     box, other = world.rent(interruptible=True), world.rent(interruptible=True)
     with process(box.place, code), process(other.place, SLEEP) as spared, process(no_marker(), SLEEP) as stranger:
@@ -67,7 +67,7 @@ def no_marker() -> Place:
     return Place(platform="local", run_root="/tmp")
 
 
-def test_sigterm_first_then_the_profiles_grace_then_sigkill(tmp_path: Path) -> None:
+def test_preemption_sends_sigterm_then_sigkill_after_the_grace_period(tmp_path: Path) -> None:
     world = World(tmp_path, with_grace(30))
     box = world.rent(interruptible=True)
     politely = POLITE.replace("sys.argv[1]", repr(str(tmp_path / "saved")))
@@ -84,7 +84,7 @@ def test_sigterm_first_then_the_profiles_grace_then_sigkill(tmp_path: Path) -> N
     assert world.state(box.id) == S.INTERRUPTED
 
 
-def test_no_signal_where_the_platform_sends_none(tmp_path: Path) -> None:
+def test_no_sigterm_is_sent_where_the_platform_sends_none(tmp_path: Path) -> None:
     world = World(tmp_path, VAST)
     box = world.rent(interruptible=True)
     with process(box.place, POLITE.replace("sys.argv[1]", repr(str(tmp_path / "saved")))) as polite:
@@ -93,7 +93,7 @@ def test_no_signal_where_the_platform_sends_none(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
-def test_a_late_start_on_a_machine_that_is_off_dies_at_the_next_look(tmp_path: Path) -> None:
+def test_a_process_started_on_a_stopped_machine_is_killed_at_the_next_check(tmp_path: Path) -> None:
     world = World(tmp_path, VAST)
     box = world.rent()
     world.cloud.stop(box.id)
@@ -109,7 +109,7 @@ def test_a_late_start_on_a_machine_that_is_off_dies_at_the_next_look(tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="start ticks are read from /proc")
-def test_a_process_without_the_marker_dies_by_its_proven_status_alone(tmp_path: Path) -> None:
+def test_an_unmarked_process_is_killed_only_by_its_proven_status(tmp_path: Path) -> None:
     world = World(tmp_path, VAST)
     box = world.rent()
     run = on(box.place, "/workspace/gpuwarden/run")
@@ -123,7 +123,7 @@ def test_a_process_without_the_marker_dies_by_its_proven_status_alone(tmp_path: 
         assert reused.poll() is None, "a pid alone proves nothing"
 
 
-def test_whoever_asks_is_never_killed(tmp_path: Path) -> None:
+def test_the_calling_process_is_never_killed(tmp_path: Path) -> None:
     """gpuwarden itself, and its parent processes, may run inside a rehearsal."""
     world = World(tmp_path / "cloud", VAST)
     box = world.rent()
@@ -207,7 +207,7 @@ def hosts(root: Path) -> list[int]:
 
 @pytest.mark.usefixtures("real_hosts")
 @pytest.mark.slow
-def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Path) -> None:
+def test_a_host_advances_an_unwatched_cloud_and_then_exits(tmp_path: Path) -> None:
     quick = Settings(boot_s=0.1, stop_s=0.1, resume_s=30)
     cloud = Cloud(tmp_path, VAST, SystemClock(), settings=quick)
     made = cloud.create(Resources(interruptible=True), "token")
@@ -229,7 +229,7 @@ def test_a_host_makes_things_happen_when_nobody_looks_and_then_goes(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("real_hosts")
-def test_a_host_goes_when_its_cloud_is_deleted(tmp_path: Path) -> None:
+def test_a_host_exits_when_its_cloud_is_deleted(tmp_path: Path) -> None:
     root = tmp_path / "cloud"
     cloud = Cloud(root, VAST, SystemClock(), settings=Settings(boot_s=0.1))
     cloud.create(Resources(), "token")

@@ -69,7 +69,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
 class TestRehearsal(ProviderContract):
     names_account = False
 
-    async def test_the_price_is_labelled_as_pretend(self, rig: Rig) -> None:
+    async def test_the_price_is_labelled_as_simulated(self, rig: Rig) -> None:
         quote = known(await rig.provider.quote(Resources(gpu="h100", gpu_count=2)))
         assert quote.source == SOURCE and "simulated" in SOURCE
         assert quote.price_usd_per_hour == pytest.approx(5.6)
@@ -80,7 +80,7 @@ class TestRehearsal(ProviderContract):
         await rig.provider.create(self.resources, "same")
         assert len(known(await rig.provider.find("same"))) == 2
 
-    async def test_too_dear_is_a_definite_no(self, rig: Rig) -> None:
+    async def test_a_price_above_the_maximum_raises_no_capacity(self, rig: Rig) -> None:
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=0.5), "token")
         assert known(await rig.provider.list()) == ()

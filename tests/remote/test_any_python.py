@@ -50,14 +50,14 @@ PYTHON_36 = 'case "$4" in *"version_info < (3, 8)"*) exit 96;; esac; exit 0'
 
 
 @pytest.mark.parametrize("old", [PYTHON_2, PYTHON_36, "exit 127"])
-def test_an_old_python_is_passed_over_and_the_arguments_arrive(tmp_path: Path, old: str) -> None:
+def test_an_old_python_is_skipped_and_arguments_arrive(tmp_path: Path, old: str) -> None:
     fake(tmp_path / "bin", "python3", old)
     fake(tmp_path / "bin", "python3.12", f'exec {sys.executable} "$@"')
     done = start(tmp_path / "bin")
     assert (done.returncode, done.stdout) == (0, "True ['a b', '$(c)'] in\n"), done.stderr
 
 
-def test_a_python_in_the_home_folder_counts_and_none_is_an_exit_code(tmp_path: Path) -> None:
+def test_a_python_in_the_home_folder_is_used_and_none_has_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     assert start(tmp_path / "bin").returncode == NO_PYTHON
     (tmp_path / ".local").mkdir()
@@ -66,7 +66,7 @@ def test_a_python_in_the_home_folder_counts_and_none_is_an_exit_code(tmp_path: P
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 97])
-def test_the_exit_code_of_the_program_is_that_of_the_command(tmp_path: Path, code: int) -> None:
+def test_the_command_returns_the_programs_exit_code(tmp_path: Path, code: int) -> None:
     fake(tmp_path / "bin", "python3", f'exec {sys.executable} "$@"')
     assert start(tmp_path / "bin", f"import sys; sys.exit({code})").returncode == code
 
@@ -108,7 +108,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.slow
-async def test_manifest_and_small_files_come_with_one_command_and_no_probe(
+async def test_one_command_fetches_manifest_and_small_files(
     sshd: Sshd, tmp_path: Path, commands: list[list[str]]
 ) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
@@ -133,7 +133,7 @@ async def test_manifest_and_small_files_come_with_one_command_and_no_probe(
 
 
 @pytest.mark.slow
-async def test_a_file_that_changes_behind_its_manifest_is_not_taken_for_it(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_file_changed_after_its_manifest_is_a_problem(sshd: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
     handle = await finished(backend, tmp_path, "mkdir o; for i in $(seq 40); do echo $i > o/$i; done")
     work = Path(handle.run_dir) / "work"
@@ -150,7 +150,7 @@ async def test_a_file_that_changes_behind_its_manifest_is_not_taken_for_it(sshd:
 
 
 @pytest.mark.slow
-async def test_a_fetch_that_nobody_reads_leaves_no_process(sshd: Sshd, tmp_path: Path) -> None:
+async def test_an_unread_fetch_leaves_no_process(sshd: Sshd, tmp_path: Path) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)
     text = "mkdir o; for i in $(seq 60); do head -c 500000 /dev/urandom > o/$i; done"
     handle = await finished(backend, tmp_path, text)
@@ -164,7 +164,7 @@ async def test_a_fetch_that_nobody_reads_leaves_no_process(sshd: Sshd, tmp_path:
 
 
 @pytest.mark.slow
-async def test_a_machine_whose_python_went_is_told_apart_from_a_lost_file(
+async def test_a_missing_python_is_not_reported_as_a_lost_file(
     sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     backend = SshBackend(SystemClock(), config=sshd.config)

@@ -53,14 +53,14 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 # ------------------------------------------------------------------------------------------------- parts and addresses
 
 
-def test_both_halves_cut_a_file_into_the_same_parts_and_no_more_than_s3_takes() -> None:
+def test_both_sides_use_the_same_part_size_within_the_s3_limit() -> None:
     for size in (0, 1, parts.PART, parts.PART + 1, 72 << 30, 73 << 30, 5 << 40):
         step = parts.part_size(size)
         assert step == sealed_parts.part_size(size) and size <= step * 10_000
 
 
 @pytest.mark.parametrize("made", [parts.PartsDigest, sealed_parts.PartsDigest])
-def test_a_digest_of_parts_is_that_of_the_digests_however_the_bytes_come(made: Any) -> None:
+def test_a_parts_digest_does_not_depend_on_chunking(made: Any) -> None:
     data = os.urandom(1000)
     for size in (999, 1000):  # the second one is a multiple of the part size
         found = made(250)
@@ -82,26 +82,26 @@ def test_an_address_that_names_no_store_is_refused(text: str) -> None:
     "text",
     ["", "s3://", "s3://runs/../x", "s3://runs//x", "hf://owner", "gs://x/y", "s3://ru*ns", "runs/team", "hf://a/b@c"],
 )
-def test_a_place_of_the_policy_that_names_no_store_is_refused(text: str) -> None:
+def test_an_invalid_store_in_the_policy_is_refused(text: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ArtifactStores(allowed=(text,))
     assert [error["loc"] for error in refused.value.errors()] == [("allowed",)]
 
 
-def test_a_bucket_on_the_hub_is_an_address_of_another_kind_than_a_repo() -> None:
+def test_a_hub_bucket_address_has_kind_bucket() -> None:
     store = StoreAddress.parse("hf://buckets/owner/name/path")
     assert (store.kind, store.root, store.path, str(store)) == (
         "bucket", "owner/name", "path", "hf://buckets/owner/name/path",
     )  # fmt: skip
 
 
-def test_files_of_jobs_never_share_a_name_and_absolute_paths_stay_inside() -> None:
+def test_store_keys_contain_the_job_and_keep_absolute_paths_inside() -> None:
     store = StoreAddress.parse("s3://bucket/team/")
     assert store.key("j1", "out/a") == "team/j1/out/a"
     assert store.key("j1", "/data/out/a") == "team/j1/machine/data/out/a"
 
 
-def test_the_uploader_gets_its_own_key_and_never_the_reader_s() -> None:
+def test_the_uploader_gets_its_own_key_and_never_the_readers() -> None:
     env = {"AWS_ACCESS_KEY_ID": "reader", "AWS_REGION": "r", "GPUWARDEN_STORE_AWS_ACCESS_KEY_ID": "writer"}
     assert StoreAddress.parse("s3://bucket").handed(env) == {"AWS_ACCESS_KEY_ID": "writer", "AWS_REGION": "r"}
 
@@ -113,7 +113,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us
 
 
 @pytest.mark.parametrize("value", [f"{SECRET}\nX: y", f"{SECRET}\x00", f"{SECRET}\u00e9"])
-def test_a_credential_that_can_t_be_sent_is_refused_by_its_name(value: str) -> None:
+def test_an_unsendable_credential_is_refused_by_name(value: str) -> None:
     address = StoreAddress.parse("s3://bucket")
     keep = {f"GPUWARDEN_STORE_{name}": "x" for name in AWS} | {"GPUWARDEN_STORE_AWS_SECRET_ACCESS_KEY": value}
     for name, use in (
@@ -126,7 +126,7 @@ def test_a_credential_that_can_t_be_sent_is_refused_by_its_name(value: str) -> N
         assert SECRET not in refusal.value.message
 
 
-def test_a_line_break_at_the_end_and_a_login_in_an_address_are_left_out() -> None:
+def test_trailing_line_breaks_and_logins_in_addresses_are_stripped() -> None:
     env = {"HF_TOKEN": f"{SECRET}\n", "HF_ENDPOINT": "http://me:pass@hub.test/", "GPUWARDEN_STORE_HF_TOKEN": "w\r\n"}
     config = HubConfig.from_env(env)
     assert (config.endpoint, config.sendable_token) == ("http://hub.test", SECRET)
@@ -184,7 +184,7 @@ def botocore_failing(name: str, **given: str) -> Callable[[], Any]:
         (lambda: None, BadReply),
     ],
 )
-async def test_whatever_a_client_raises_is_an_error_of_ours_without_its_text(
+async def test_client_exceptions_become_our_errors_without_their_text(
     act: Callable[[], Any], kind: type[WardenError]
 ) -> None:
     reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS | {"AWS_ENDPOINT_URL": f"http://me:{SECRET}@127.0.0.1:9"})
@@ -195,7 +195,7 @@ async def test_whatever_a_client_raises_is_an_error_of_ours_without_its_text(
 
 
 @pytest.mark.anyio
-async def test_who_gives_up_on_a_store_waits_no_longer_and_it_is_asked_no_more() -> None:
+async def test_canceling_a_store_request_stops_waiting_and_further_requests() -> None:
     asked, answer = threading.Event(), threading.Event()
     count = []
 
@@ -231,9 +231,7 @@ async def test_a_manifest_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("env", [{"AWS_ENDPOINT_URL": "minio.test:9000"}, {"AWS_SECRET_ACCESS_KEY": ""}])
-def test_settings_that_no_client_can_use_are_an_error_of_ours(
-    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_client_settings_raise_our_errors(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
     with pytest.raises((BadReply, AuthFailed)):
         S3Reader(StoreAddress.parse("s3://bucket"), AWS | env)
@@ -241,13 +239,13 @@ def test_settings_that_no_client_can_use_are_an_error_of_ours(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("checksum", ["\u00e9\u00e9==", f"{'A' * 43}=-\u00b2", f"{'A' * 43}=-{'9' * 5000}"])
-async def test_a_checksum_that_is_none_is_not_compared(checksum: str) -> None:
+async def test_an_invalid_checksum_is_ignored(checksum: str) -> None:
     reader = S3Reader(StoreAddress.parse("s3://bucket"), AWS)
     reader._client = Client(lambda: {"ContentLength": 4, "ChecksumSHA256": checksum})
     assert await reader.files(["k"]) == {"k": StoredFile(4)}
 
 
-def test_the_uploader_s_report_has_no_secret_however_long_the_error_is() -> None:
+def test_the_uploaders_report_never_contains_a_secret() -> None:
     redactor = Redactor([SECRET])
     assert keeper.client_error(ValueError(f"Invalid header value b'{SECRET}'"), redactor) == "ValueError"
     for before in range(120, 165):
@@ -300,7 +298,7 @@ def folder(tmp_path: Path, machines_vanish: None) -> Iterator[Path]:
 
 
 @pytest.mark.prove
-def test_a_checkpoint_is_in_the_store_while_the_job_runs_and_the_rest_after_its_end(folder: Path, s3: S3Server) -> None:
+def test_checkpoints_upload_during_the_job_and_other_files_after_its_end(folder: Path, s3: S3Server) -> None:
     text = """
 save(10)
 save(20, floats=6_000_000)  # 24 MB: three parts
@@ -332,7 +330,9 @@ assert not any(name.startswith("GPUWARDEN_STORE") for name in os.environ)
 
 
 @pytest.mark.slow
-def test_half_an_upload_goes_on_where_it_ended(folder: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_upload_resumes_at_the_next_part(
+    folder: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "work" / "out").mkdir(parents=True)
     (folder / "work" / "out" / "big.bin").write_bytes(os.urandom(3 * parts.PART - 5))
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
@@ -361,7 +361,7 @@ def test_half_an_upload_goes_on_where_it_ended(folder: Path, s3: S3Server, monke
 @pytest.mark.anyio
 @pytest.mark.prove
 @pytest.mark.parametrize("size", [100, parts.PART + 1])
-async def test_a_file_that_is_saved_again_needs_no_right_but_to_write(folder: Path, s3: S3Server, size: int) -> None:
+async def test_uploading_a_new_version_needs_only_write_access(folder: Path, s3: S3Server, size: int) -> None:
     (folder / "work" / "out").mkdir(parents=True)
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
     prefix = f"{folder.parent.name}/t/"
@@ -382,7 +382,7 @@ async def test_a_file_that_is_saved_again_needs_no_right_but_to_write(folder: Pa
 
 
 @pytest.mark.prove
-def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3: S3Server) -> None:
+def test_denied_store_access_is_an_alert_and_the_job_succeeds(folder: Path, s3: S3Server) -> None:
     start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)", who=READER, heartbeat_s=0.2)
 
     def alerts() -> list[dict[str, Any]]:
@@ -396,7 +396,7 @@ def test_wrong_rights_are_an_alert_and_the_job_is_not_disturbed(folder: Path, s3
 
 
 @pytest.mark.prove
-def test_an_uploader_that_is_killed_is_started_again(folder: Path, s3: S3Server) -> None:
+def test_a_killed_uploader_is_restarted(folder: Path, s3: S3Server) -> None:
     start(folder, s3, "save(10)\nwhile not os.path.exists('go'): time.sleep(0.02)\nsave(20)", heartbeat_s=0.2)
     eventually(lambda: "gpuwarden-manifest.json" in stored(folder, s3) and "pid" in reported(folder))
     first = reported(folder)["pid"]
@@ -407,7 +407,7 @@ def test_an_uploader_that_is_killed_is_started_again(folder: Path, s3: S3Server)
     assert len(manifest(folder, s3)["files"]) == 4
 
 
-def test_a_machine_without_the_client_says_what_is_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_library_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "has_module", lambda python, module: False)
     monkeypatch.setattr(keeper, "input_closed", lambda seconds: True)
     with pytest.raises(SystemExit):
@@ -474,7 +474,7 @@ def uploader(folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **mo
     return made
 
 
-def test_the_end_of_a_run_is_in_a_signed_list_once_everything_is_there(
+def test_the_signed_manifest_contains_the_end_once_every_file_is_stored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, shelf = folder / "work" / "out", Listing()
@@ -501,7 +501,7 @@ def test_the_end_of_a_run_is_in_a_signed_list_once_everything_is_there(
     assert {row["path"]: row.get("gone") for row in shelf.lists[-1]["files"]} == {"out/a": True, "out/b": None}
 
 
-def test_a_record_that_the_job_wrote_hides_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_upload_record_hides_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runner doesn't trust a job's claim that a file is already in the store: it uploads the file."""
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
@@ -515,9 +515,7 @@ def test_a_record_that_the_job_wrote_hides_no_file(folder: Path, monkeypatch: py
     assert shelf.lists[-1]["files"][0]["sha256"] == hashlib.sha256(b"1").hexdigest()
 
 
-def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_check_before_a_stop_uploads_late_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
@@ -543,7 +541,7 @@ def test_the_last_look_before_a_stop_sends_what_came_after_the_end(
     assert reported(folder)["look"] == "second" and reported(folder)["state"] == "done"
 
 
-def test_a_last_word_is_taken_back_until_the_store_has_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_final_manifest_is_revoked_despite_failing_commits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine keeps running while the store fails. Until then, the store's manifest wrongly claims to be final."""
     out, shelf, clock = folder / "work" / "out", Listing(), [0.0]
     out.mkdir(parents=True)
@@ -577,7 +575,7 @@ def test_a_last_word_is_taken_back_until_the_store_has_that(folder: Path, monkey
     assert (reported(folder)["look"], reported(folder)["state"]) == ("-2", "done")
 
 
-def test_an_end_that_is_not_true_any_more_is_taken_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_end_is_revoked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that can't be uploaded appears after the final manifest. A commit whose reply is lost may be final."""
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
@@ -604,7 +602,7 @@ def test_an_end_that_is_not_true_any_more_is_taken_back(folder: Path, monkeypatc
     assert not upload.turn() and "end" not in shelf.lists[-1]
 
 
-def test_what_is_saved_while_the_rest_is_uploaded_is_part_of_the_end(
+def test_files_saved_during_the_final_upload_are_included_in_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upload takes hours. Meanwhile, a process that outlived the job may save files and end."""
@@ -626,7 +624,7 @@ def test_what_is_saved_while_the_rest_is_uploaded_is_part_of_the_end(
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_commit_that_fails_lists_nothing_that_was_only_collected(
+def test_files_are_listed_only_after_they_are_committed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     out = folder / "work" / "out"
@@ -660,9 +658,7 @@ def test_a_commit_that_fails_lists_nothing_that_was_only_collected(
     assert upload.turn() and held == ["t/out/a"] and len(log) == (2 if late else 1)
 
 
-def test_only_bytes_that_the_store_did_not_have_count_as_an_upload_that_goes_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_newly_stored_bytes_count_as_upload_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each try, the store accepts the first file and refuses the second one at a part that it never accepts."""
     out, lock = folder / "work" / "out", folder / "keep.lock"
     out.mkdir(parents=True)
@@ -802,7 +798,7 @@ def both(step: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])
-def test_a_machine_that_dies_during_an_upload_leaves_the_checkpoint_that_the_store_lists(
+def test_a_crash_during_an_upload_keeps_the_listed_checkpoint_usable(
     folder: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     job = Saving(folder, Overwriting(), monkeypatch)
@@ -818,9 +814,7 @@ def test_a_machine_that_dies_during_an_upload_leaves_the_checkpoint_that_the_sto
     assert job.upload.turn() and job.shelf.usable() == both(99)
 
 
-def test_a_store_has_two_versions_at_most_however_often_a_file_is_saved(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_keeps_at_most_two_versions_of_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Saving(folder, Overwriting(), monkeypatch)
     for step in range(1, 8):
         job.uploads(step)
@@ -831,7 +825,7 @@ def test_a_store_has_two_versions_at_most_however_often_a_file_is_saved(
 
 @pytest.mark.parametrize("fails", ["refused", "the answer is lost"])
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_commit_without_an_answer_leaves_a_checkpoint_whatever_the_store_did(
+def test_an_unanswered_commit_leaves_a_usable_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str, restarts: bool
 ) -> None:
     job = Saving(folder, Overwriting(), monkeypatch)
@@ -854,9 +848,7 @@ def test_a_commit_without_an_answer_leaves_a_checkpoint_whatever_the_store_did(
     assert job.upload.turn() and job.shelf.usable() == both(3)
 
 
-def test_a_list_that_the_store_refused_is_sent_again_before_the_next_save(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_manifest_is_resent_before_the_next_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Saving(folder, Overwriting(), monkeypatch)
     job.uploads(1)
     job.save(2)
@@ -868,7 +860,7 @@ def test_a_list_that_the_store_refused_is_sent_again_before_the_next_save(
 
 
 @pytest.mark.parametrize("way", ["relaunched", "recovered by the engine", "the record is spoilt"])
-def test_a_process_that_does_not_know_the_store_s_list_replaces_none_of_its_files(
+def test_an_uploader_without_the_stored_list_replaces_no_listed_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     shelf = Overwriting()
@@ -892,7 +884,7 @@ def test_a_process_that_does_not_know_the_store_s_list_replaces_none_of_its_file
     assert set(shelf.objects) >= {f"j/out/last/{name}" for name in ("model", "optimizer")}
 
 
-def test_a_record_of_an_older_version_is_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_record_in_an_older_format_is_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Saving(folder, Overwriting(), monkeypatch, key="")
     job.uploads(1)
     record = json.loads((folder / "keep-sent.json").read_bytes())
@@ -905,9 +897,7 @@ def test_a_record_of_an_older_version_is_continued(folder: Path, monkeypatch: py
     assert job.shelf.usable() == both(1)
 
 
-def test_a_repo_gets_files_under_their_own_names_because_its_commits_are_atomic(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repo_with_atomic_commits_keeps_plain_file_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Overwriting()
     monkeypatch.setattr(Overwriting, "atomic", HubStore.atomic, raising=False)
     job = Saving(folder, shelf, monkeypatch, attempt=2)
@@ -924,7 +914,7 @@ def test_a_version_in_a_list_never_leaves_its_folder(version: str) -> None:
         StoreList.model_validate({"job": "j", "files": [row]})
 
 
-def test_what_a_sandboxed_job_wrote_is_not_run_outside_of_its_sandbox(folder: Path) -> None:
+def test_a_sandboxed_jobs_python_is_not_run_outside_its_sandbox(folder: Path) -> None:
     own = folder / "work" / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)

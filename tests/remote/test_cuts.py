@@ -82,7 +82,7 @@ def same(got: Received, handle: Handle) -> None:
 
 
 @pytest.mark.slow
-async def test_a_pull_goes_on_after_every_cut(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
+async def test_a_pull_resumes_after_every_cut(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_pull(backend, proxy, tmp_path, cuts=6, large=12_000_000, small=60)
 
 
@@ -126,13 +126,13 @@ async def launch_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path
 
 
 @pytest.mark.slow
-async def test_a_job_is_launched_once_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
+async def test_a_job_is_launched_once_despite_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     await launch_through_cuts(backend, proxy, tmp_path, 8)
 
 
 @pytest.mark.prove
 @pytest.mark.endurance
-async def test_jobs_are_launched_once_through_a_hundred_cuts(
+async def test_jobs_are_launched_once_despite_a_hundred_cuts(
     backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
     await launch_through_cuts(backend, proxy, tmp_path, amount(25, 100))
@@ -233,15 +233,13 @@ async def whole_course(
 
 
 @pytest.mark.slow
-async def test_a_job_goes_its_way_through_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
+async def test_a_job_completes_despite_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     await whole_course(backend, proxy, tmp_path, jobs=1, cuts=2, size=8_000_000)
 
 
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
-async def test_jobs_go_their_way_through_a_hundred_cuts(
-    backend: SshBackend, proxy: CuttingProxy, tmp_path: Path
-) -> None:
+async def test_jobs_complete_despite_a_hundred_cuts(backend: SshBackend, proxy: CuttingProxy, tmp_path: Path) -> None:
     """The full version makes at least 100 cuts, spread over push, launch, poll, and pull."""
     await whole_course(backend, proxy, tmp_path, jobs=amount(2, 7), cuts=5, size=20_000_000)

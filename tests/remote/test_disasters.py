@@ -91,7 +91,7 @@ class Meddling(SealingSource):
     ],
     ids=["one large file", "small files", "inodes"],
 )  # fmt: skip
-async def test_a_disk_that_fills_during_a_pull_is_said_and_the_next_pull_goes_on(
+async def test_a_disk_full_during_a_pull_is_reported_and_the_next_pull_resumes(
     backend: SshBackend,
     tmp_path: Path,
     disk: Callable[[str], Path],
@@ -120,7 +120,7 @@ async def test_a_disk_that_fills_during_a_pull_is_said_and_the_next_pull_goes_on
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "files", "size"), [("size=24m", 1, 30_000_000), ("nr_inodes=30", 60, 10)])
-async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on(
+async def test_a_disk_full_during_a_push_is_reported_and_the_next_push_resumes(
     box: Ssh, tmp_path: Path, disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
     options: str, files: int, size: int, wording: Wording,
 ) -> None:  # fmt: skip
@@ -142,7 +142,7 @@ async def test_a_disk_that_fills_during_a_push_is_said_and_the_next_push_goes_on
 
 
 @pytest.mark.slow
-async def test_too_few_inodes_are_said_before_a_byte_is_sent(
+async def test_too_few_inodes_are_refused_before_sending(
     box: Ssh, tmp_path: Path, disk: Callable[[str], Path], wording: Wording
 ) -> None:
     (tmp_path / "f").write_bytes(b"x")
@@ -179,7 +179,7 @@ SMALL, MIDDLE, LARGE = 5000, 3 << 20, (32 << 20) + 5
     [(grow, SMALL), (grow, LARGE), (shrink, SMALL), (shrink, MIDDLE), (shrink, LARGE), (rewrite, SMALL),
      (rewrite, LARGE), (Path.unlink, SMALL), (Path.unlink, MIDDLE), (Path.unlink, LARGE)],
 )  # fmt: skip
-async def test_a_file_that_moves_under_a_pull_is_a_problem_and_the_rest_arrives(
+async def test_a_file_changing_during_a_pull_is_a_problem_and_the_rest_arrives(
     backend: SshBackend, tmp_path: Path, change: Callable[[Path], None], size: int
 ) -> None:
     handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a; echo fine > o/b")
@@ -215,7 +215,7 @@ async def test_a_file_that_grows_while_it_is_sent_is_a_problem(backend: SshBacke
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 2 * LARGE])
 @pytest.mark.parametrize("written", [False, True])
-async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when_nobody_wrote_to_it(
+async def test_a_broken_seal_blames_the_machine_only_if_the_file_was_not_rewritten(
     backend: SshBackend, tmp_path: Path, size: int, written: bool, wording: Wording
 ) -> None:
     handle = await job(backend, tmp_path, f"head -c {size} /dev/zero > o/a")
@@ -236,7 +236,7 @@ async def test_a_sealed_file_with_other_bytes_is_blamed_on_the_machine_only_when
 
 
 @pytest.mark.slow
-async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend: SshBackend, tmp_path: Path) -> None:
+async def test_after_a_killed_pull_only_correct_files_are_kept(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, "for i in 1 2 3 4; do echo file $i > o/$i; done")
     listed = await list_artifacts(backend, handle, ["o"])
     here = tmp_path / "here"
@@ -254,9 +254,7 @@ async def test_a_killed_pull_left_a_tree_and_only_what_is_right_is_kept(backend:
 
 
 @pytest.mark.slow
-async def test_a_link_in_the_place_of_the_tree_is_refused(
-    backend: SshBackend, tmp_path: Path, wording: Wording
-) -> None:
+async def test_a_linked_staging_tree_is_refused(backend: SshBackend, tmp_path: Path, wording: Wording) -> None:
     handle = await job(backend, tmp_path, "for i in 1 2; do echo file $i > o/$i; done")
     listed = await list_artifacts(backend, handle, ["o"])
     here, outside = tmp_path / "here", tmp_path / "outside"
@@ -287,7 +285,7 @@ async def test_small_files_never_go_through_a_link_of_the_destination(backend: S
 
 
 @pytest.mark.slow
-async def test_a_shell_rc_that_prints_spoils_nothing(tmp_path: Path) -> None:
+async def test_a_printing_shell_rc_does_not_corrupt_transfers(tmp_path: Path) -> None:
     """bash reads BASH_ENV before each command, as other shells read their rc files. This one prints a greeting."""
     rc = tmp_path / "rc"
     rc.write_bytes(b"printf '{\"ok\":true}\\n\\377\\200 Welcome to GPU-land\\n'; echo 'quota: 9 GB' >&2\n")
@@ -315,7 +313,7 @@ async def test_a_gigabyte_of_output_is_cut_off(box: Ssh, wording: Wording) -> No
 
 
 @pytest.mark.slow
-async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, tmp_path: Path) -> None:
+async def test_binary_output_does_not_break_the_log(backend: SshBackend, tmp_path: Path) -> None:
     handle = await job(backend, tmp_path, r"printf 'a\377\376b\000c\n'; printf '\303\274\n'")
     log = (await backend.logs(handle)).text
     assert log.startswith("a") and log.endswith("ü\n") and "\ufffd" in log
@@ -326,7 +324,7 @@ async def test_output_that_is_no_text_is_read_with_the_log(backend: SshBackend, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [0, 1_000_003])
-async def test_holes_stay_holes_in_a_pull(backend: SshBackend, tmp_path: Path, begun: int) -> None:
+async def test_a_pull_preserves_holes(backend: SshBackend, tmp_path: Path, begun: int) -> None:
     some = "head -c 70000 /dev/urandom >> o/a"
     text = f"{some}; truncate -s 9000001 o/a; {some}; truncate -s 19M o/a"
     handle = await job(backend, tmp_path, text)

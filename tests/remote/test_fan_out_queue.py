@@ -60,7 +60,7 @@ def _reports(work: Path) -> dict[int, dict[str, Any]]:
     return {r["index"]: r for r in (json.loads(p.read_text()) for p in work.glob("cells/*/cell.json"))}
 
 
-def test_each_cell_runs_once_in_its_own_folder_and_a_killed_one_again_as_it_is(tmp_path: Path) -> None:
+def test_each_cell_runs_once_in_its_own_folder_and_a_killed_cell_again(tmp_path: Path) -> None:
     argv, work = _prepared(tmp_path, ["0", "1", "2"])
     assert subprocess.run(argv, cwd=work, check=False).returncode == 1  # one cell failed, and so does the queue
     assert Counter(seed for seed, *_ in _told(tmp_path)) == {"0": 1, "1": 2, "2": 1}
@@ -71,7 +71,7 @@ def test_each_cell_runs_once_in_its_own_folder_and_a_killed_one_again_as_it_is(t
     assert Counter(seed for seed, *_ in _told(tmp_path)) == {"0": 1, "1": 2, "2": 2}
 
 
-def test_a_terminated_queue_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_terminated_queue_resumes_where_it_stopped(tmp_path: Path) -> None:
     argv, work = _prepared(tmp_path, ["0", "3", "4"])
     with subprocess.Popen(argv, cwd=work, stdout=subprocess.PIPE, text=True) as queue:
         assert queue.stdout is not None
@@ -90,7 +90,7 @@ def test_a_terminated_queue_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_past_its_time_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_timed_out_cell_is_ended_and_the_next_cell_runs(tmp_path: Path) -> None:
     argv, work = _prepared(tmp_path, ["3", "4"], timeout_s=1)
     assert subprocess.run(argv, cwd=work, check=False).returncode == 1
     states = {i: r["state"] for i, r in _reports(work).items()}
@@ -104,7 +104,7 @@ def test_cells_share_a_machine_gpu_by_gpu(tmp_path: Path) -> None:
     assert len({folder for *_, folder in _told(tmp_path)}) == 4
 
 
-def test_a_queue_that_fails_itself_leaves_no_cell_behind(tmp_path: Path) -> None:
+def test_a_failing_queue_leaves_no_cell_running(tmp_path: Path) -> None:
     """Cell 1 is running when creating cell 2's folder fails. Both slots end with the queue."""
     argv, work = _prepared(tmp_path, ["0", "3", "4"], gpu_count=2)
     (work / "cells").mkdir()
@@ -114,7 +114,7 @@ def test_a_queue_that_fails_itself_leaves_no_cell_behind(tmp_path: Path) -> None
     assert not _running_below(work)
 
 
-def test_what_a_cell_leaves_running_ends_with_it(tmp_path: Path) -> None:
+def test_background_processes_end_with_their_cell(tmp_path: Path) -> None:
     script = 'import subprocess, sys\nsubprocess.Popen(["sleep", "600"])\nopen("out", "w").close()\n'
     argv, work = _prepared(tmp_path, ["0"], script=script)
     assert subprocess.run(argv, cwd=work, timeout=300, check=False).returncode == 0
@@ -122,7 +122,7 @@ def test_what_a_cell_leaves_running_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_clock_that_is_set_ends_no_cell(tmp_path: Path) -> None:
+def test_changing_the_clock_ends_no_cell(tmp_path: Path) -> None:
     script = "import time\ntime.sleep(0.5)\nopen('out', 'w').close()\n"
     argv, work = _prepared(tmp_path, ["0"], script=script, timeout_s=60)
     queue = next(Path(word) for word in argv if word.endswith(".py"))

@@ -80,11 +80,11 @@ def said(facts: dict[str, Any], asked: Asked | None = None) -> dict[str, Severit
     return worst
 
 
-def test_it_runs_where_the_runner_runs() -> None:
+def test_the_probe_parses_as_python_3_8() -> None:
     ast.parse(SOURCE, feature_version=(3, 8))
 
 
-def test_a_machine_without_a_gpu(tmp_path: Path, wording: Wording) -> None:
+def test_a_machine_without_a_gpu_gets_a_finding(tmp_path: Path, wording: Wording) -> None:
     facts = run_probe({"paths": [str(tmp_path / "not" / "yet")], "urls": []}, path="/nonexistent")
     wording(facts["gpus"]["why"], "nvidia-smi")
     (disk,) = facts["disks"]["list"]
@@ -95,7 +95,7 @@ def test_a_machine_without_a_gpu(tmp_path: Path, wording: Wording) -> None:
     assert said(facts, Asked("/tmp"))["PF-GPU-001"] is Severity.INFO
 
 
-def test_a_healthy_gpu(tmp_path: Path) -> None:
+def test_a_healthy_gpu_gets_no_gpu_warnings(tmp_path: Path) -> None:
     facts = run_probe({"paths": ["/tmp"], "urls": []}, path=box(tmp_path))
     (gpu,) = facts["gpus"]["list"]
     assert (gpu["name"], gpu["compute_cap"], gpu["throttle"], gpu["remap_failure"]) == (CARD["name"], "9.0", 1.0, 0.0)
@@ -130,12 +130,14 @@ def test_a_healthy_gpu(tmp_path: Path) -> None:
         ({"dmesg": ""}, "PF-GPU-005", None),
     ],
 )
-def test_a_gpu_that_is_not_well(tmp_path: Path, changes: dict[str, str], rule: str, severity: Severity | None) -> None:
+def test_an_unhealthy_gpu_gets_the_matching_finding(
+    tmp_path: Path, changes: dict[str, str], rule: str, severity: Severity | None
+) -> None:
     facts = run_probe({"paths": [], "urls": []}, path=box(tmp_path, **changes))
     assert said(facts).get(rule) is severity
 
 
-def test_a_driver_that_does_not_answer_is_said(tmp_path: Path) -> None:
+def test_a_failing_driver_is_an_error(tmp_path: Path) -> None:
     path = box(tmp_path)
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n"
@@ -194,5 +196,5 @@ ASKED = Asked("/w", durable=["/w"], metered=True, sent=999.0, heard=1001.0)
         ({}, "PF-HOST-002", Severity.UNKNOWN),
     ],
 )
-def test_what_facts_mean(facts: dict[str, Any], rule: str, severity: Severity | None) -> None:
+def test_facts_give_the_matching_finding(facts: dict[str, Any], rule: str, severity: Severity | None) -> None:
     assert said(facts, ASKED).get(rule) is severity

@@ -57,7 +57,7 @@ def look(**request: Any) -> dict[str, Any]:
     return start_agent.look(request)
 
 
-def test_the_agent_is_one_program_for_any_machine() -> None:
+def test_the_agent_runs_as_a_single_program() -> None:
     source = Path(start_agent.__file__).read_bytes()
     asked = json.dumps({"names": ["pydantic", "no-such-thing"], "program": "sh", "files": ["/", "/no/such"]})
     done = subprocess.run(
@@ -69,7 +69,7 @@ def test_the_agent_is_one_program_for_any_machine() -> None:
     assert (found["program"], found["files"]) == (True, ["/no/such"])
 
 
-def test_the_agent_asks_a_commands_own_python(tmp_path: Path, wording: Wording) -> None:
+def test_the_agent_checks_modules_with_the_commands_python(tmp_path: Path, wording: Wording) -> None:
     assert look(program=sys.executable, modules=["json", "pydantic", "nosuch"])["modules"] == ["nosuch"]
     (tmp_path / "mine.py").write_text("")
     env = {"PYTHONPATH": str(tmp_path)}
@@ -88,7 +88,7 @@ def smi(folder: Path, text: str) -> str:
     return f"{folder}:/usr/bin:/bin"
 
 
-def test_gpus_are_there_or_not_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_gpus_are_listed_absent_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     assert look(gpu=True, path=smi(tmp_path, "echo 'NVIDIA L4'; echo 'NVIDIA L4'"))["gpus"] == {
         "list": ["NVIDIA L4"] * 2
     }
@@ -128,14 +128,14 @@ FAR = {
         ("", ("odd", "odd>=1"), ("odd>=1",)),
     ],
 )
-def test_a_header_is_compared_with_what_is_there(
+def test_a_header_is_compared_with_the_installed_packages(
     python: str, dependencies: tuple[str, ...], lacking: tuple[str, ...]
 ) -> None:
     found = readiness(Needs(python, dependencies), FAR)
     assert (found.unmet, found.trouble, found.uv) == (lacking, "", Uv.MISSING)
 
 
-def test_a_header_that_can_t_be_read_is_trouble_and_a_broken_answer_is_not_an_answer() -> None:
+def test_an_unreadable_header_is_trouble_and_a_malformed_answer_a_bad_reply() -> None:
     assert "a b c" in readiness(Needs("", ("a b c",)), FAR).trouble
     for broken in ({}, {**FAR, "python": 3}, {**FAR, "packages": ["torch"]}, {**FAR, "markers": None}):
         with pytest.raises(BadReply):
@@ -145,7 +145,7 @@ def test_a_header_that_can_t_be_read_is_trouble_and_a_broken_answer_is_not_an_an
 @given(
     st.dictionaries(st.sampled_from([*FAR, "files", "modules", "gpus"]), st.none() | st.text() | st.lists(st.text()))
 )
-def test_no_answer_of_a_machine_breaks_the_comparison(changes: dict[str, Any]) -> None:
+def test_arbitrary_machine_answers_never_break_the_comparison(changes: dict[str, Any]) -> None:
     try:
         found = readiness(Needs(">=3.8", ("torch", "trl[peft]"), files=("/a",)), {**FAR, **changes})
     except BadReply:
@@ -167,7 +167,7 @@ def package(*requires: str) -> dict[str, Any]:
         {"p0": package("not a requirement (>dev)")},
     ],
 )
-def test_no_machine_keeps_the_gate_busy_with_what_its_packages_require(packages: dict[str, Any]) -> None:
+def test_hostile_package_requirements_never_stall_the_gate(packages: dict[str, Any]) -> None:
     needs, answer = Needs("", ("p0[x]",)), {**FAR, "packages": packages}
     with counted_lines() as lines:
         assert readiness(needs, answer).trouble == ""
@@ -185,7 +185,7 @@ def test_uv_without_a_network_starts_nothing() -> None:
     assert Readiness(**lacking, uv=Uv.BROUGHT).starts_header and Readiness(network=False).starts_header
 
 
-def test_what_the_agent_is_asked() -> None:
+def test_the_request_names_packages_and_the_gpu() -> None:
     asked = request_of(Needs("", ("trl[peft]>=1", "torch", "!broken"), gpu=True))
     assert asked["names"] == ["torch", "trl"] and asked["gpu"] is True
 
@@ -206,11 +206,11 @@ def test_what_the_agent_is_asked() -> None:
         ("python", ""),
     ],
 )
-def test_which_file_a_command_starts(command: str, file: str) -> None:
+def test_the_file_that_a_command_starts_is_found(command: str, file: str) -> None:
     assert started_file(command.split()) == file
 
 
-def test_which_words_name_files() -> None:
+def test_words_that_name_files_are_found() -> None:
     words = [
         "--config",
         "a.yaml",
@@ -246,14 +246,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     return open_house(tmp_path / "home", FakeClock(), policy=WEALTHY)
 
 
-async def test_a_python_that_can_t_parse_the_script_is_refused_by_the_gate(here: Context) -> None:
+async def test_the_gate_refuses_a_python_that_cannot_parse_the_script(here: Context) -> None:
     newer = "lazy import json\n"  # without a header that requires it
     assert "Python >=3.15" in (await refused(here, spec(script=newer)))["PF-PLACE-003"]
     pinned = await refused(here, spec(script=header(python=">=3.11,<3.14", body=newer)))
     assert "3.15" in pinned["PF-SRC-001"]
 
 
-async def test_packages_that_are_not_here_are_refused_by_the_gate(here: Context) -> None:
+async def test_the_gate_refuses_missing_packages(here: Context) -> None:
     found = await refused(here, spec(script=header("no-such-thing>=1", body="import no_such_thing")))
     assert "no-such-thing>=1" in found["PF-PLACE-003"] and HERE in found["PF-PLACE-003"]
     assert "a b c" in (await refused(here, spec(script=header("a b c"))))["PF-PLACE-003"]
@@ -262,7 +262,7 @@ async def test_packages_that_are_not_here_are_refused_by_the_gate(here: Context)
     assert not [f for f in checked.findings if f.rule.startswith("PF-PLACE")]
 
 
-async def test_imports_of_a_commands_python_are_refused_by_the_gate(here: Context, tmp_path: Path) -> None:
+async def test_the_gate_refuses_imports_missing_from_the_commands_python(here: Context, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import json, no_such_module\n")
     job = spec(command=(sys.executable, "train.py"), inputs=("train.py",))
     found = await refused(here, job)
@@ -270,7 +270,7 @@ async def test_imports_of_a_commands_python_are_refused_by_the_gate(here: Contex
 
 
 @pytest.mark.parametrize("name", ["nvidia-smi", "python3", "uv"])
-async def test_a_check_runs_nothing_unconfined_that_the_job_names(
+async def test_a_check_never_runs_the_jobs_programs_unconfined(
     here: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "key-of-an-account")
@@ -284,7 +284,7 @@ async def test_a_check_runs_nothing_unconfined_that_the_job_names(
     assert not (tmp_path / "seen").exists()
 
 
-async def test_a_commands_python_is_asked_with_the_variables_of_a_job_alone(here: Context, tmp_path: Path) -> None:
+async def test_checking_the_commands_python_does_not_run_the_jobs_code(here: Context, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import a_module\n")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "sitecustomize.py").write_text(f"open({str(tmp_path / 'seen')!r}, 'w').write('x')\n")
@@ -293,7 +293,7 @@ async def test_a_commands_python_is_asked_with_the_variables_of_a_job_alone(here
     assert not (tmp_path / "seen").exists()
 
 
-async def test_a_gpu_that_is_not_here_is_refused_by_the_gate(here: Context, tmp_path: Path) -> None:
+async def test_the_gate_refuses_a_missing_gpu(here: Context, tmp_path: Path) -> None:
     smi(tmp_path / "bin", "echo 'NVIDIA L4'")
     job = spec(script=header(), gpu="H100")
     lacks = (await refused(here, job))["PF-PLACE-004"]
@@ -301,9 +301,7 @@ async def test_a_gpu_that_is_not_here_is_refused_by_the_gate(here: Context, tmp_
     await check_spec(here, job.model_copy(update={"gpu": "L4"}))
 
 
-async def test_a_job_that_is_refused_for_a_secret_is_shown_to_no_place(
-    here: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_refused_for_a_secret_is_sent_to_no_place(here: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Needs] = []
     engine: list[JobSpec] = []
 
@@ -325,7 +323,7 @@ async def test_a_job_that_is_refused_for_a_secret_is_shown_to_no_place(
     assert [needs.env for needs in asked] == [{"PYTHONPATH": "/a"}] and len(engine) == 1
 
 
-async def test_programs_and_files_that_are_not_here_are_refused_by_the_gate(here: Context, tmp_path: Path) -> None:
+async def test_the_gate_refuses_missing_programs_and_files(here: Context, tmp_path: Path) -> None:
     found = await refused(here, spec(command=("no-such-program",)))
     assert set(found) == {"PF-PLACE-005"} and "no-such-program" in found["PF-PLACE-005"]
     assert set(await refused(here, spec(command=("python3", "/no/such/train.py")))) == {"PF-PLACE-005"}
@@ -387,7 +385,7 @@ async def test_a_header_is_never_ignored_over_ssh(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-async def test_a_place_that_does_not_answer_is_unknown(ctx: Context, far: Sshd) -> None:
+async def test_an_unreachable_place_is_unknown(ctx: Context, far: Sshd) -> None:
     far.stop()
     found = await refused(ctx, far_spec(script=header("torch>=2", body="import torch")))
     assert set(found) == {"PF-PLACE-001"}
@@ -423,7 +421,7 @@ async def ended(ctx: Context, job: str) -> Checked:
 
 
 @pytest.mark.slow
-async def test_uv_is_brought_where_the_policy_allows_it(ctx: Context, wheel: Path, tmp_path: Path) -> None:
+async def test_uv_is_uploaded_where_the_policy_allows_it(ctx: Context, wheel: Path, tmp_path: Path) -> None:
     backend = await without_uv(ctx)
     job = far_spec(script=header("no-such-thing>=1"))
     assert "PF-PLACE-003" in await refused(ctx, job)
@@ -439,7 +437,7 @@ async def test_uv_is_brought_where_the_policy_allows_it(ctx: Context, wheel: Pat
     assert program.read_text() == FAKE_UV and program.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_wheel_of_other_bytes_is_never_used(wheel: Path, tmp_path: Path, wording: Wording) -> None:
+def test_a_wheel_with_the_wrong_digest_is_never_used(wheel: Path, tmp_path: Path, wording: Wording) -> None:
     kept = uv_wheel.uv_program("x86_64", tmp_path / "tools")
     assert kept.read_text() == FAKE_UV and kept.stat().st_mode & 0o077 == 0
     wheel.write_bytes(wheel.read_bytes() + b"x")
@@ -449,7 +447,7 @@ def test_a_wheel_of_other_bytes_is_never_used(wheel: Path, tmp_path: Path, wordi
     wording(refused)
 
 
-def test_pip_that_can_t_fetch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_pip_download_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = subprocess.CompletedProcess([], 1, b"", b"ERROR: THESE PACKAGES DO NOT MATCH THE HASHES")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     monkeypatch.setattr("shutil.which", lambda _: None)
@@ -460,7 +458,7 @@ def test_pip_that_can_t_fetch_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not (tmp_path / "tools").exists()
 
 
-def test_where_an_environment_has_no_pip_uv_brings_it(
+def test_uv_supplies_pip_where_an_environment_has_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wording: Wording
 ) -> None:
     def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
@@ -477,7 +475,9 @@ def test_where_an_environment_has_no_pip_uv_brings_it(
 
 
 @pytest.mark.prove
-def test_the_real_wheel_comes_to_an_environment_without_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_real_wheel_is_fetched_without_pip_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     need("uv", uv is not None)
     monkeypatch.setenv("PATH", f"{Path(str(uv)).parent}:{os.environ['PATH']}")

@@ -71,7 +71,7 @@ def noise(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-async def test_takes_every_file_with_its_digest_and_time(tmp_path: Path) -> None:
+async def test_every_file_arrives_with_its_digest_and_time(tmp_path: Path) -> None:
     far = Far({"out/a.bin": noise(1, 5000), "out/empty": b"", "/data/b.bin": noise(2, 10)})
     seen: list[Progress] = []
     got = await receive(far, far.manifest(), tmp_path / "here", progress=seen.append)
@@ -101,7 +101,7 @@ async def test_a_local_change_is_noticed_and_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == far.files["a"]
 
 
-async def test_a_cut_line_continues_where_it_stopped(tmp_path: Path) -> None:
+async def test_a_cut_transfer_resumes_where_it_stopped(tmp_path: Path) -> None:
     far = Far({"a": noise(1, 100_000)}, cuts=[10_500, 40_500, 41_000, 99_900])
     clock = NoWait()
     got = await receive(far, far.manifest(), tmp_path, clock=clock)
@@ -111,7 +111,7 @@ async def test_a_cut_line_continues_where_it_stopped(tmp_path: Path) -> None:
     assert len(clock.slept) == 4
 
 
-async def test_without_progress_it_gives_up_and_the_next_call_continues(tmp_path: Path, wording: Wording) -> None:
+async def test_a_pull_without_progress_gives_up_and_the_next_pull_resumes(tmp_path: Path, wording: Wording) -> None:
     far = Far({"a": noise(1, 100_000)}, cuts=[50_000] * 6)
     with pytest.raises(Unreachable) as refused:
         await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=3)
@@ -122,7 +122,7 @@ async def test_without_progress_it_gives_up_and_the_next_call_continues(tmp_path
     assert (got.bytes_resumed, got.bytes_sent, got.complete) == (50_000, 50_000, True)
 
 
-async def test_a_stall_is_a_cut(tmp_path: Path) -> None:
+async def test_a_stalled_transfer_is_retried(tmp_path: Path) -> None:
     far = Far({"a": noise(1, 3000)})
     plain = far.read
 
@@ -138,7 +138,7 @@ async def test_a_stall_is_a_cut(tmp_path: Path) -> None:
     assert got.retries == 1
 
 
-async def test_a_part_that_lies_is_fetched_anew(tmp_path: Path) -> None:
+async def test_a_corrupt_part_is_fetched_again(tmp_path: Path) -> None:
     far = Far({"a": noise(1, 50_000)}, cuts=[20_000] * 3)
     with pytest.raises(Unreachable):
         await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=1)
@@ -222,7 +222,7 @@ async def test_a_link_in_the_destination_is_not_followed(tmp_path: Path) -> None
     assert [p.name for p in outside.iterdir()] == ["file"]
 
 
-async def test_a_linked_staging_tree_is_refused_and_nothing_is_taken_from_it(tmp_path: Path, wording: Wording) -> None:
+async def test_a_linked_staging_tree_is_refused_and_linked_files_are_not_used(tmp_path: Path, wording: Wording) -> None:
     outside, far = tmp_path / "outside", Far({"a": b"four", "sub/b": b"five"})
     (outside / "sub").mkdir(parents=True)
     (outside / "a").write_bytes(b"MINE")
@@ -241,7 +241,7 @@ async def test_a_linked_staging_tree_is_refused_and_nothing_is_taken_from_it(tmp
     assert (outside / "a").read_bytes() == (outside / "sub/b").read_bytes() == b"MINE"
 
 
-async def test_names_that_a_disk_folds_together_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_collide_on_this_disk_are_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(destination, "folds_names", lambda _: True)
     far = Far({"Model.pt": b"one", "model.pt": b"two", "caf\u00e9": b"3", "cafe\u0301": b"4"})
     got = await receive(far, far.manifest(), tmp_path)
@@ -255,7 +255,7 @@ async def test_a_file_and_a_folder_of_the_same_name(tmp_path: Path) -> None:
     assert len(got.files) == len(got.problems) == 1
 
 
-async def test_a_disk_too_small_is_said_before_a_byte_is_sent(tmp_path: Path, wording: Wording) -> None:
+async def test_a_disk_too_small_is_refused_before_sending(tmp_path: Path, wording: Wording) -> None:
     huge = Manifest(taken_at=0, files=(Artifact(path="a", size=1 << 60, sha256="0" * 64),))
     far = Far({})
     with pytest.raises(BadRequest) as refused:
@@ -264,7 +264,7 @@ async def test_a_disk_too_small_is_said_before_a_byte_is_sent(tmp_path: Path, wo
     assert not far.reads
 
 
-async def test_two_receivers_do_not_mix(tmp_path: Path, wording: Wording) -> None:
+async def test_a_second_receiver_is_a_conflict(tmp_path: Path, wording: Wording) -> None:
     far = Far({"a": noise(1, 5000)})
     started = anyio.Event()
     go = anyio.Event()
@@ -340,7 +340,7 @@ async def test_small_files_come_as_one_stream(tmp_path: Path) -> None:
     assert (again.bytes_sent, far.bundles) == (0, 1)
 
 
-async def test_a_cut_bundle_keeps_what_arrived(tmp_path: Path) -> None:
+async def test_a_cut_bundle_keeps_the_received_files(tmp_path: Path) -> None:
     far = Packing(many(), cuts=[50_000, 120_000, 250_000])
     got = await receive(far, far.manifest(), tmp_path, clock=NoWait())
     assert got.complete
@@ -355,7 +355,7 @@ async def test_a_bundle_that_stays_cut_gives_up(tmp_path: Path) -> None:
         await receive(far, far.manifest(), tmp_path, clock=NoWait(), tries=2)
 
 
-async def test_members_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
+async def test_unrequested_members_are_dropped(tmp_path: Path) -> None:
     far = Packing({f"f{n}": noise(n, 100) for n in range(10)})
     far.extra = [(99, b"evil"), (2**32 - 1, b"evil"), (0, bytes(100)), (1, b"wrong size"), (2, b"")]
     got = await receive(far, far.manifest(), tmp_path / "in")
@@ -372,14 +372,14 @@ class Endless(Packing):
             await anyio.sleep(0)
 
 
-async def test_a_bundle_without_end_is_left(tmp_path: Path) -> None:
+async def test_an_endless_bundle_is_abandoned(tmp_path: Path) -> None:
     far = Endless({f"f{n}": noise(n, 100) for n in range(10)})
     got = await receive(far, far.manifest(), tmp_path)
     assert got.complete
     assert len(far.reads) == 10
 
 
-async def test_a_file_missing_from_the_bundle_is_explained(tmp_path: Path, wording: Wording) -> None:
+async def test_missing_and_changed_bundle_members_are_explained(tmp_path: Path, wording: Wording) -> None:
     far = Packing({f"f{n}": noise(n, 100) for n in range(10)})
     manifest = far.manifest()
     del far.files["f3"]
@@ -395,7 +395,7 @@ async def test_a_file_missing_from_the_bundle_is_explained(tmp_path: Path, wordi
 @pytest.mark.parametrize(
     "spoil", [lambda d: b"<html>" * 500, lambda d: d[:700] + b"\xff" * 600 + d[1300:], lambda d: d[:5000]]
 )
-async def test_a_spoiled_bundle_loses_nothing(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+async def test_a_corrupt_bundle_loses_no_file(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     far = Packing({f"f{n}": noise(n, 1000) for n in range(10)})
     far.spoil = spoil
     got = await receive(far, far.manifest(), tmp_path, clock=NoWait())
@@ -403,7 +403,7 @@ async def test_a_spoiled_bundle_loses_nothing(tmp_path: Path, spoil: Callable[[b
     assert far.reads
 
 
-async def test_a_small_file_that_this_disk_cannot_hold_is_a_problem_and_the_rest_arrives(tmp_path: Path) -> None:
+async def test_a_small_file_that_cannot_be_stored_is_a_problem_and_the_rest_arrives(tmp_path: Path) -> None:
     """If a file name could fail a pull, a machine could keep its proof incomplete and continue to bill."""
     endless = "/".join(["d" * 250] * 17)
     far = Packing({"a/b": b"below", "a": b"file", endless: b"long", "good": b"fine", "good2": b"fine"})
@@ -415,7 +415,7 @@ async def test_a_small_file_that_this_disk_cannot_hold_is_a_problem_and_the_rest
 
 
 @pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC])
-async def test_half_of_a_small_file_gets_no_name(
+async def test_a_partly_written_small_file_gets_no_final_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int, wording: Wording
 ) -> None:
     far = Packing({"a": noise(1, 500), "b": noise(2, 500), "c": noise(3, 500)})

@@ -44,7 +44,7 @@ def run(body: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", ["/etc/gpuwarden.json", "../config.json", "a/../../config.json", "a\nb.json"])
-def test_a_hub_that_names_files_outside_of_its_repo_puts_nothing_there(path: str) -> None:
+def test_hub_file_names_outside_the_repo_are_rejected(path: str) -> None:
     assert not wanted(path) and wanted("config.json") and wanted("text_encoder/config.json")
 
 
@@ -123,9 +123,7 @@ def judged(error: BaseException, *, made_up: bool = False, **order: Any) -> dict
         (Stopped("the model a/b is not here"), "stopped", False),
     ],
 )
-def test_an_error_is_a_fault_unless_something_here_explains_it(
-    error: BaseException, outcome: str, certain: bool
-) -> None:
+def test_an_error_is_a_fault_unless_this_machine_explains_it(error: BaseException, outcome: str, certain: bool) -> None:
     found = judged(error)
     assert (found["outcome"], found.get("certain", False)) == (outcome, certain)
 
@@ -135,25 +133,23 @@ def test_a_missing_package_is_a_fault_where_the_header_was_installed() -> None:
     assert judged(error, own_environment=True)["outcome"] == "fault"
 
 
-def test_made_up_rows_are_blamed_before_the_script_is() -> None:
+def test_placeholder_rows_are_blamed_before_the_script() -> None:
     assert judged(KeyError("text"), made_up=True)["outcome"] == "stopped"
     assert judged(NameError("name 'x' is not defined"), made_up=True)["outcome"] == "fault"
 
 
-def test_the_cause_of_an_error_counts() -> None:
+def test_the_cause_of_an_error_decides_the_outcome() -> None:
     error = RuntimeError("the tokenizer was not loaded")
     error.__cause__ = ConnectionError("the Hub can't be reached")
     assert judged(error)["outcome"] == "stopped"
 
 
 @pytest.mark.parametrize(("text", "found"), [("torch.save(x, y)", True), ("model(x)", False), ("save()", True)])
-def test_calls_that_may_save_are_seen(text: str, found: bool) -> None:
+def test_calls_that_may_save_are_found(text: str, found: bool) -> None:
     assert saves(ast.parse(text)) is found
 
 
-def test_a_library_that_was_looked_for_before_its_import_is_patched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_is_patched_even_after_find_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_library_of_tests.py").write_text("speed = 1")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
@@ -192,9 +188,7 @@ class Net:
         ("def push_to_hub():\n    raise ConnectionError\ntry:\n    push_to_hub()\nexcept Exception:\n    print(1)", ""),
     ],
 )
-def test_an_error_that_a_script_goes_on_after_is_noted_where_the_text_is_wrong_or_a_save_fails(
-    body: str, noted: str
-) -> None:
+def test_a_caught_error_is_recorded_if_the_code_is_wrong_or_a_save_fails(body: str, noted: str) -> None:
     record = Record({})
     functions = watchers(record, lambda e: is_wrong(record, e), lambda e: not stopped(record, e))
     with contextlib.suppress(SystemExit):
@@ -207,7 +201,7 @@ def test_an_error_that_a_script_goes_on_after_is_noted_where_the_text_is_wrong_o
         assert (found["outcome"], found["certain"]) == ("fault", False)
 
 
-def test_a_handler_of_everything_does_not_catch_the_end_of_a_rehearsal() -> None:
+def test_a_bare_except_does_not_catch_the_end_of_a_rehearsal() -> None:
     text = "try:\n    net.end()\nexcept:\n    print(1)"
     with pytest.raises(Enough):
         exec(compile(watch(ast.parse(text)), "script.py", "exec"), {"net": Net(), **watchers(Record({}), bool, bool)})
@@ -227,7 +221,7 @@ INDEX = IndexError("index 20 is out of range")
         ("model.layers[40]", INDEX, False),  # a layer that the real model doesn't have, either
     ],
 )
-def test_a_wrong_shape_is_the_scripts_unless_it_has_a_size_of_the_real_model(
+def test_a_wrong_shape_is_a_fault_unless_the_script_uses_a_real_model_size(
     script: str, error: Exception, explained: bool
 ) -> None:
     record = Record({})
@@ -250,7 +244,9 @@ def test_a_wrong_shape_is_the_scripts_unless_it_has_a_size_of_the_real_model(
         (["weights.json"], None, "passed"),  # the script saves by itself
     ],
 )
-def test_results_alone_are_not_a_model(tmp_path: Path, files: list[str], unsaved: str | None, outcome: str) -> None:
+def test_result_files_alone_do_not_count_as_a_saved_model(
+    tmp_path: Path, files: list[str], unsaved: str | None, outcome: str
+) -> None:
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -268,7 +264,7 @@ class Rows(list[int]):
         return Rows(self[i] for i in indices)
 
 
-def test_a_trainer_evaluates_few_rows_and_whole_groups() -> None:
+def test_evaluation_uses_few_rows_in_whole_groups() -> None:
     rows = Rows(range(64))
     assert len(few(rows, SimpleNamespace())) == EVALUATED
     assert len(few(rows, SimpleNamespace(num_generations=16))) == 16
@@ -278,7 +274,7 @@ def test_a_trainer_evaluates_few_rows_and_whole_groups() -> None:
     assert few(None, SimpleNamespace()) is None
 
 
-def test_types_that_the_library_here_does_not_know_are_no_fault_of_the_script(wording: Wording) -> None:
+def test_unknown_feature_types_are_no_fault_of_the_script(wording: Wording) -> None:
     def unknown(types: Any) -> Any:
         raise TypeError("Audio.__init__() got an unexpected keyword argument 'stream_index'")
 

@@ -44,7 +44,7 @@ def made(folder: Path, name: str, days: float, size: int = 10) -> Path:
         ([0.01, 0.02], [pruning.MOST_BYTES + 1, 1], []),  # a rehearsal may run in them
     ],
 )
-def test_environments_stay_within_number_bytes_and_days(
+def test_environments_are_pruned_by_number_size_and_age(
     tmp_path: Path, days: list[float], sizes: list[int], removed: list[str]
 ) -> None:
     for number, (unused, size) in enumerate(zip(days, sizes, strict=True)):
@@ -53,19 +53,19 @@ def test_environments_stay_within_number_bytes_and_days(
     assert sorted(p.name for p in tmp_path.iterdir()) == [str(n) for n in range(len(days)) if str(n) not in removed]
 
 
-def test_an_environment_that_is_used_again_stays(tmp_path: Path) -> None:
+def test_a_reused_environment_is_kept(tmp_path: Path) -> None:
     old = made(tmp_path, "old", 40)
     assert mark_used(old) and not mark_used(tmp_path / "none")
     assert prune_environments(tmp_path, old.joinpath("ready").stat().st_mtime) == []
 
 
-def test_one_that_was_never_finished_is_removed_by_the_time_of_its_folder(tmp_path: Path) -> None:
+def test_an_unfinished_environment_is_removed_by_its_folder_time(tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     os.utime(tmp_path / "half", (NOW - 31 * DAY,) * 2)
     assert prune_environments(tmp_path, NOW) == ["half"]
 
 
-def test_folders_of_killed_runs_are_removed_after_a_day_and_links_and_others_are_not(tmp_path: Path) -> None:
+def test_only_folders_of_killed_runs_are_removed_after_a_day(tmp_path: Path) -> None:
     for name, days in ((f"{RUN}old", 2), (f"{RUN}new", 0.5), ("other", 9)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (NOW - days * DAY,) * 2)
@@ -93,9 +93,7 @@ def test_a_folder_deeper_than_pythons_stack_and_any_path_is_removed(tmp_path: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_rehearsal_that_ends_while_the_folders_are_listed_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_removed_during_the_listing_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{RUN}one").mkdir()
     entries = list(os.scandir(tmp_path))
     (tmp_path / f"{RUN}one").rmdir()
@@ -123,7 +121,7 @@ def _digest(text: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_uv_makes_the_environment_of_a_header_and_a_rehearsal_runs_in_it(tmp_path: Path) -> None:
+def test_a_rehearsal_runs_in_the_environment_made_by_uv(tmp_path: Path) -> None:
     uv = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
     need("uv", uv is not None)
     need("bubblewrap", detect.detect().kind is Kind.BUBBLEWRAP)

@@ -52,7 +52,7 @@ def test_a_sound_script_passes(name: str) -> None:
         ("grpo", "nothing to train", "requires a gradient"),
     ],
 )
-def test_a_fault_that_only_a_run_shows_is_found(name: str, kind: str, words: str) -> None:
+def test_a_fault_visible_only_at_runtime_is_found(name: str, kind: str, words: str) -> None:
     import ast
 
     text = (SCRIPTS / f"{name}.py").read_text()
@@ -75,7 +75,7 @@ torch.save(net.state_dict(), "out/last.pt")
 """
 
 
-def test_pytorch_in_an_environment_that_uv_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_works_in_an_environment_made_by_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     need("uv", shutil.which("uv", path=path) is not None)
     nothing = Installed(python=".".join(map(str, sys.version_info[:3])), markers={})

@@ -28,14 +28,14 @@ def tops(tree: ast.Module) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- one file
 
 
-def test_every_room_is_in_the_file_once_and_equal_rooms_make_an_equal_file() -> None:
+def test_the_file_contains_every_module_once_and_is_reproducible() -> None:
     assert one_file() == one_file()
     headings = re.findall(rb"^# module: (\w+)$", one_file(), re.MULTILINE)
     assert sorted(headings) == [path.stem.encode() for path in SOURCES]
 
 
 @pytest.mark.slow
-def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
+def test_modules_share_one_namespace_without_conflicts() -> None:
     """In the file, all modules share one namespace."""
     makers = Counter(name for path in SOURCES for name in tops(ast.parse(path.read_text())))
     assert {name for name, count in makers.items() if count > 1} == set()
@@ -47,7 +47,7 @@ def test_no_name_means_one_thing_in_one_room_and_another_in_the_next() -> None:
                 assert own or not {a.name for a in node.names} & makers.keys(), f"{path.name} imports a module's name"
 
 
-def test_the_file_is_its_rooms_without_the_imports_between_them() -> None:
+def test_the_file_is_its_modules_without_their_internal_imports() -> None:
     """Compare syntax trees, because only the parser can distinguish text from imports."""
     made = ast.parse(one_file()).body
     modules = [n for p in re.findall(r"^# module: (\w+)$", one_file().decode(), re.MULTILINE) for n in _kept(p)]
@@ -60,7 +60,7 @@ def _kept(module: str) -> list[str]:
     return [ast.dump(node) for node, skipped in zip(body, near, strict=True) if not skipped]
 
 
-def test_a_line_of_a_room_keeps_its_number_below_the_heading() -> None:
+def test_module_lines_keep_their_numbers_below_the_heading() -> None:
     lines = one_file().decode().splitlines()
     for path in SOURCES:
         top = lines.index(f"# module: {path.stem}") + 1
@@ -69,7 +69,7 @@ def test_a_line_of_a_room_keeps_its_number_below_the_heading() -> None:
 
 
 @pytest.mark.slow
-def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
+def test_the_module_folder_and_the_file_give_equal_answers(folder: Path) -> None:
     call("start", folder, sh("echo hello; mkdir out; echo 1 > out/a", outputs=["out"]))
     ended(folder)
     for verb, request in (("logs", {"cursor": 0}), ("list", {"paths": ["out"]}), ("read", {"path": "out/a"})):
@@ -83,13 +83,13 @@ def test_rooms_where_they_lie_answer_as_the_file_does(folder: Path) -> None:
             assert answers[0] == answers[1]
 
 
-def test_a_job_can_be_started_by_the_rooms_where_they_lie(folder: Path) -> None:
+def test_the_module_folder_can_start_a_job(folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", str(MODULES), "start", str(folder)]
     done = subprocess.run(argv, input=json.dumps(sh("exit 3")).encode(), capture_output=True, timeout=300, check=True)
     assert json.loads(done.stdout)["ok"] and ended(folder)["exit_code"] == 3
 
 
-def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
+def test_a_crash_names_modules_and_their_line_numbers(folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", runner_file(), "logs", str(folder)]
     done = subprocess.run(argv, input='{"cursor": "nonsense"}', capture_output=True, text=True, timeout=300)
     named = re.findall(r"^in (\w+\.py):(\d+)$", done.stderr, re.MULTILINE)
@@ -105,7 +105,7 @@ def test_a_crash_names_rooms_and_their_own_lines(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_python_3_8_and_standard_library_only() -> None:
+def test_the_runner_is_python_3_8_and_standard_library_only() -> None:
     tree = ast.parse(one_file(), feature_version=(3, 8))
     assert isinstance(tree.body[1], ast.ImportFrom) and tree.body[1].module == "__future__"
     names = {a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
@@ -117,7 +117,7 @@ def test_it_is_python_3_8_and_standard_library_only() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_of_it_needs_a_later_python_when_it_runs() -> None:
+def test_the_runner_uses_no_later_python_at_runtime() -> None:
     """Annotations are not evaluated, but all other code must not subscript builtins or join types with `|`."""
     text = one_file().decode()
     assert not re.search(
@@ -130,7 +130,7 @@ def test_nothing_of_it_needs_a_later_python_when_it_runs() -> None:
             assert not [n for n in inner if n.value.id in {"list", "dict", "tuple", "set"}]  # type: ignore[attr-defined]
 
 
-def test_it_starts_fast() -> None:
+def test_the_runner_imports_no_slow_modules() -> None:
     heavy = "import sys; sys.argv=['x','poll']; import runpy; runpy.run_path(%r, run_name='other'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", heavy % runner_file()], capture_output=True, text=True)
     assert "json" in done.stdout.split(), done.stderr
@@ -141,7 +141,7 @@ def test_it_starts_fast() -> None:
     ("verb", "request_"),
     [("start", {}), ("start", {"spec": {"argv": []}, "token": "t", "attempt": 1}), ("start", []), ("nonsense", {})],
 )
-def test_a_senseless_order_is_refused(folder: Path, verb: str, request_: object) -> None:
+def test_an_invalid_order_is_refused(folder: Path, verb: str, request_: object) -> None:
     answer = call(verb, folder, request_)
     assert (answer["ok"], answer["code"]) == (False, "bad_request")
     assert not (folder / "status.json").exists()

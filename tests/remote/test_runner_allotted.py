@@ -18,7 +18,7 @@ LINES = "import sys; print('one'); sys.stderr.write('two\\n'); print('s3cret-val
 
 
 @pytest.mark.parametrize("echo", [True, False])
-def test_the_output_is_repeated_where_that_is_asked_for(tmp_path: Path, echo: bool) -> None:
+def test_the_output_is_echoed_on_request(tmp_path: Path, echo: bool) -> None:
     order = {"spec": {"argv": [sys.executable, "-u", "-c", LINES], "env": {}}, "token": "t-1", "attempt": 1}
     (tmp_path / "runner.py").write_bytes(runner_source())
     (tmp_path / "order.1.json").write_text(json.dumps(order))

@@ -25,7 +25,7 @@ def allot(folder: Path, **request: Any) -> int:
 
 
 @pytest.mark.parametrize("state", ["", "running", "preempted"])
-def test_a_canceled_attempt_says_so_and_ends(tmp_path: Path, state: str) -> None:
+def test_a_canceled_attempt_is_recorded_and_ends(tmp_path: Path, state: str) -> None:
     if state:
         (tmp_path / "status.json").write_text(json.dumps({"token": "t-1", "attempt": 1, "state": state}))
     (tmp_path / "canceled.1").touch()
@@ -35,7 +35,7 @@ def test_a_canceled_attempt_says_so_and_ends(tmp_path: Path, state: str) -> None
     assert not (tmp_path / "work/ran").exists()
 
 
-def test_an_end_that_was_recorded_before_stays(tmp_path: Path) -> None:
+def test_an_end_recorded_earlier_is_kept(tmp_path: Path) -> None:
     before = {"token": "t-1", "attempt": 1, "state": "succeeded"}
     (tmp_path / "status.json").write_text(json.dumps(before))
     (tmp_path / "canceled.1").touch()

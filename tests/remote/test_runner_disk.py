@@ -15,7 +15,7 @@ from gpuwarden.remote.runner.status import read_status, write_status
 from runner_kit import call, ended, order
 
 
-def test_a_full_disk_does_not_cost_the_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_lose_the_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert write_status(str(folder), {"state": "running", "metrics": {}})
 
     def full(*_: object) -> None:
@@ -29,7 +29,7 @@ def test_a_full_disk_does_not_cost_the_status(folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_log_that_cannot_be_written_drops_and_counts(folder: Path) -> None:
+def test_an_unwritable_log_counts_dropped_bytes(folder: Path) -> None:
     log_ = Log(str(folder), 4096)
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, log_.fd)

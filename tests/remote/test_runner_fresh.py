@@ -18,7 +18,7 @@ def test_thousands_of_samples_hide_no_checkpoint(tmp_path: Path) -> None:
     assert "final.safetensors" in {row["path"] for row in found}
 
 
-def test_what_fits_is_disclosed_whole_and_in_order(tmp_path: Path) -> None:
+def test_a_short_list_of_fresh_files_is_complete_and_sorted(tmp_path: Path) -> None:
     work = tmp_path / "run" / "work"
     (work / "out").mkdir(parents=True)
     for name in ("b", "a", "out/declared"):

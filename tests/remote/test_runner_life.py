@@ -23,7 +23,7 @@ RUNNER = content_name("runner", b"any release of the runner")
 
 @pytest.mark.slow
 @linux
-def test_death_is_told_from_silence(folder: Path) -> None:
+def test_a_killed_supervisor_is_dead_and_a_stopped_supervisor_alive(folder: Path) -> None:
     call("start", folder, sh("sleep 30"))
     seen = look(folder)
     os.kill(seen["pid"], signal.SIGSTOP)
@@ -38,7 +38,7 @@ def test_death_is_told_from_silence(folder: Path) -> None:
 
 
 @linux
-def test_stop_finds_what_outlived_supervisor_and_leader(folder: Path) -> None:
+def test_stop_ends_processes_that_outlived_supervisor_and_leader(folder: Path) -> None:
     call("start", folder, sh("sleep 31 & echo $! > ../orphan; wait"))
     seen = until(folder, lambda _: (folder / "orphan").exists() and (folder / "orphan").read_text().strip())
     orphan = int((folder / "orphan").read_text())
@@ -79,9 +79,7 @@ def test_a_reused_pid_is_never_signaled(folder: Path) -> None:
         (("--role", "runner", "start"), True),
     ],
 )
-def test_a_request_of_another_gpuwarden_process_is_no_process_of_the_machine(
-    folder: Path, words: tuple[str, ...], listed: bool
-) -> None:
+def test_gpuwarden_requests_are_not_listed_as_processes(folder: Path, words: tuple[str, ...], listed: bool) -> None:
     """Otherwise, the facts would change if the watch polls between a teardown ticket and its approval."""
     command = [sys.executable, "-c", "import sys; sys.stdin.read()", *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env={MARKER: str(folder)}) as other:
@@ -89,7 +87,7 @@ def test_a_request_of_another_gpuwarden_process_is_no_process_of_the_machine(
         assert [text.split(":")[0] for text in found] == ([f"pid {other.pid}"] if listed else [])
 
 
-def test_without_proc_ps_tells_processes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ps_identifies_processes_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PROC", "/nonexistent")
     mark = start_mark(os.getpid())
     if not mark:
@@ -102,7 +100,7 @@ def test_without_proc_ps_tells_processes_apart(monkeypatch: pytest.MonkeyPatch) 
     assert is_alive(done.pid, mark, "") is False
 
 
-def test_a_signal_from_outside_is_a_preemption(folder: Path) -> None:
+def test_an_external_signal_is_a_preemption(folder: Path) -> None:
     call("start", folder, sh("trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"))
     seen = until(folder, lambda s: s["log_bytes"] > 0)
     os.kill(seen["pid"], signal.SIGTERM)
@@ -112,21 +110,21 @@ def test_a_signal_from_outside_is_a_preemption(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_timeout_warns_and_ends(folder: Path) -> None:
+def test_the_timeout_warns_and_ends_the_job(folder: Path) -> None:
     call("start", folder, sh("sleep 30", timeout_s=1, warn_before_s=0.6, grace_s=1))
     seen = ended(folder)
     assert (seen["state"], seen["signal"], seen["alerts"]) == ("timeout", signal.SIGTERM, 1)
     assert [alert["kind"] for alert in seen["last_alerts"]] == ["timeout"] and "[gpuwarden] " in log(folder)
 
 
-def test_a_job_that_asks_for_it_is_restarted_to_the_limit(folder: Path) -> None:
+def test_a_job_that_requests_restarts_is_restarted(folder: Path) -> None:
     text = "echo $GPUWARDEN_RESTARTS; test $GPUWARDEN_RESTARTS = 2 || exit 75"
     call("start", folder, sh(text, max_restarts=3, restart_delay_s=0.01))
     seen = ended(folder)
     assert (seen["state"], seen["restarts"], log(folder)) == ("succeeded", 2, "0\n1\n2\n")
 
 
-def test_restarts_run_out(folder: Path) -> None:
+def test_a_job_fails_after_its_last_restart(folder: Path) -> None:
     call("start", folder, sh("kill -TERM $$", max_restarts=1, restart_delay_s=0.01))
     seen = ended(folder)
     assert (seen["state"], seen["restarts"], seen["signal"]) == ("failed", 1, signal.SIGTERM)
@@ -139,7 +137,7 @@ def test_a_plain_failure_is_not_restarted(folder: Path) -> None:
 
 
 @linux
-def test_what_a_command_leaves_behind_is_ended(folder: Path) -> None:
+def test_background_processes_of_a_command_are_ended(folder: Path) -> None:
     call("start", folder, sh("sleep 32 & exit 0"))
     seen = ended(folder)
     assert seen["state"] == "succeeded"
@@ -148,7 +146,7 @@ def test_what_a_command_leaves_behind_is_ended(folder: Path) -> None:
 
 @pytest.mark.slow
 @linux
-def test_a_run_folder_that_disappears_takes_its_job_along(folder: Path) -> None:
+def test_a_job_ends_if_its_run_folder_disappears(folder: Path) -> None:
     call("start", folder, sh("sleep 900"))
     seen = look(folder)
     folder.rename(folder.with_name("moved"))

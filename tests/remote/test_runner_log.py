@@ -58,7 +58,7 @@ def test_a_rotated_log_keeps_its_cursors(folder: Path) -> None:
     assert os.readlink(folder / "out.log") == Path(segments(str(folder))[-1][1]).name
 
 
-def test_a_line_of_a_megabyte_passes_whole(folder: Path) -> None:
+def test_a_one_megabyte_line_is_kept_whole(folder: Path) -> None:
     call("start", folder, sh("head -c 1048576 /dev/zero | tr '\\0' x; echo"))
     ended(folder)
     assert log(folder) == "x" * 1048576 + "\n"

@@ -46,7 +46,7 @@ def test_the_manifest_follows_no_link_out(folder: Path) -> None:
     assert {s["path"] for s in last["skipped"]} == {"out/latest", "out/passwd", "out/up", "out/dangling", "away"}
 
 
-def test_a_folder_that_goes_away_meanwhile_lacks_nothing(folder: Path) -> None:
+def test_a_folder_that_disappears_reports_no_missing_output(folder: Path) -> None:
     """An unmounted disk or a machine that shuts down doesn't prove that an output was never written."""
     (folder / "work").mkdir()
     (folder / "work" / "a").write_text("x")
@@ -65,7 +65,7 @@ def test_a_work_folder_swapped_for_a_link_opens_nothing(folder: Path) -> None:
     assert rows == [] and last["skipped"][0]["path"] == "passwd"
 
 
-def test_absolute_outputs_lie_under_the_root(folder: Path, tmp_path: Path) -> None:
+def test_absolute_outputs_are_listed_under_the_root(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "inst" / "workspace" / "ckpt").mkdir(parents=True)
     (tmp_path / "inst" / "workspace" / "ckpt" / "a").write_text("x")
     (tmp_path / "inst" / "workspace" / "etc").symlink_to("/etc")
@@ -75,7 +75,7 @@ def test_absolute_outputs_lie_under_the_root(folder: Path, tmp_path: Path) -> No
 
 
 @linux
-def test_strange_names_are_said_not_crashed_on(folder: Path) -> None:
+def test_unusual_entries_are_skipped_and_reported(folder: Path) -> None:
     work = os.fsencode(folder / "work")
     os.mkdir(work)
     for name in (b"bad\xff", b"new\nline", "ü".encode()):
@@ -89,7 +89,7 @@ def test_strange_names_are_said_not_crashed_on(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_keeps_growing_gets_no_digest(folder: Path) -> None:
+def test_a_growing_file_gets_no_digest(folder: Path) -> None:
     (folder / "work").mkdir()
     grown = folder / "work" / "grown"
     grown.write_bytes(b"\0" * (32 << 20))

@@ -11,7 +11,7 @@ from runner_kit import call, ended, sh, until
 
 
 @pytest.mark.slow
-def test_metrics_alerts_and_rubbish(folder: Path) -> None:
+def test_valid_metrics_are_kept_and_invalid_lines_skipped(folder: Path) -> None:
     lines = [
         '{"step": 1, "loss": 2.0}', "no json", "[1]", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": Infinity}',
         '{"step": 4, "loss": 1.0, "big": 1' + "0" * 400 + "}", "[" * 5000, "x" * 200_000, '{"step": true, "name": "a"}',
@@ -27,7 +27,7 @@ def test_metrics_alerts_and_rubbish(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stall_is_said_once(folder: Path) -> None:
+def test_a_stall_is_reported_once(folder: Path) -> None:
     text = 'echo \'{"step": 7}\' >> "$GPUWARDEN_METRICS"; until [ -e ../go ]; do sleep 0.05; done; sleep 1'
     call("start", folder, sh(text, stall_s=0.4))
     until(folder, lambda s: s["last_alerts"])

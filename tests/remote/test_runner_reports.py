@@ -81,7 +81,7 @@ def server(answer: Callable[[str, dict[str, Any]], int]) -> Iterator[tuple[str, 
 
 
 @pytest.mark.slow
-def test_a_job_posts_on_its_machine_and_everything_is_in_the_spool(folder: Path) -> None:
+def test_posts_of_a_job_are_stored_in_the_spool(folder: Path) -> None:
     text = """
 print(post(env["METRICS_API_URL"], mine, **bearer), post(env["ALERT_API_URL"],
       {"type": "job_started", "job_id": env["JOB_ID"], "user_id": env["USER_ID"]}, **key))
@@ -98,7 +98,7 @@ print(post(env["METRICS_API_URL"], mine, **bearer), post(env["ALERT_API_URL"],
 
 @pytest.mark.slow
 @pytest.mark.attack("metrics", "posts without its token, for another job, or rubbish")
-def test_the_relay_answers_as_the_server_does(folder: Path) -> None:
+def test_the_relay_rejects_bad_posts_like_the_server(folder: Path) -> None:
     text = """
 url, alerts = env["METRICS_API_URL"], env["ALERT_API_URL"]
 print(
@@ -149,7 +149,7 @@ print([p for p in glob.glob("/proc/[0-9]*/cmdline") if b"gwj_" in words(p) and s
             assert b"gwj_" not in path.read_bytes(), path
 
 
-def test_a_job_with_addresses_of_its_own_gets_none_of_our_keys(folder: Path) -> None:
+def test_a_job_with_its_own_addresses_gets_none_of_our_keys(folder: Path) -> None:
     text = """
 names = ("METRICS_API_URL", "JOB_TOKEN", "ALERT_API_URL", "INTERNAL_API_KEY", "JOB_ID", "USER_ID", "MODEL_NAME")
 print([env.get(name) for name in names])
@@ -163,13 +163,13 @@ print([env.get(name) for name in names])
     assert log(folder).strip() == "['https://example.org/m', None, '***', None, 'uuid', 'u', 'm/n']"
 
 
-def test_without_a_network_there_is_no_address(folder: Path) -> None:
+def test_without_a_relay_the_job_gets_no_address(folder: Path) -> None:
     call("start", folder, script('print("METRICS_API_URL" in env, "JOB_TOKEN" in env)', relay=False))
     assert ended(folder)["state"] == "succeeded"
     assert log(folder).split() == ["False", "False"]
 
 
-def test_the_runner_reports_what_it_sees(folder: Path, wording: Wording) -> None:
+def test_the_runner_reports_metrics_and_alerts(folder: Path, wording: Wording) -> None:
     text = """
 with open(env["GPUWARDEN_METRICS"], "a") as file:
     file.write('{"step": 1, "loss": 2.0}\\n{"step": 2, "loss": NaN, "timestamp": "2026-01-01T00:00:00Z"}\\n')
@@ -198,12 +198,12 @@ sys.exit(3)
         (b"cuda memory: 3 GiB out of 80", False),
     ],
 )
-def test_a_gpu_out_of_memory_is_known_by_its_line(text: bytes, oom: bool) -> None:
+def test_gpu_out_of_memory_is_recognized_by_its_message(text: bytes, oom: bool) -> None:
     assert bool(GPU_OOM.search(text)) is oom
 
 
 @pytest.mark.slow
-def test_the_time_limit_is_reported_before_it_comes(folder: Path) -> None:
+def test_the_timeout_is_announced_in_advance(folder: Path) -> None:
     call("start", folder, script("import time; time.sleep(60)", timeout_s=1.0, warn_before_s=0.9, grace_s=0.1))
     ended(folder)
     kinds = [one["body"]["type"] for one in entries(folder, "runner")]
@@ -212,9 +212,7 @@ def test_the_time_limit_is_reported_before_it_comes(folder: Path) -> None:
 
 @linux
 @pytest.mark.slow
-def test_a_relay_that_was_killed_is_started_again_and_nothing_is_lost(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_relay_is_restarted_and_nothing_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
 import time
 for step in range(40):
@@ -303,7 +301,7 @@ def test_nothing_is_lost_or_out_of_order_while_the_server_is_away(tmp_path: Path
         assert received == []
 
 
-def test_a_post_that_is_refused_for_good_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_permanently_refused_post_does_not_block_later_posts(tmp_path: Path) -> None:
     def answer(path: str, body: dict[str, Any]) -> int:
         return 422 if path == ALERTS_PATH else 200
 
@@ -313,7 +311,7 @@ def test_a_post_that_is_refused_for_good_holds_nothing_up(tmp_path: Path) -> Non
         assert [p["step"] for _, _, body in received for p in body["metrics"]] == list(range(20))
 
 
-def test_long_posts_are_sent_in_pieces_that_the_server_takes(tmp_path: Path) -> None:
+def test_long_posts_are_split_to_fit_the_servers_limit(tmp_path: Path) -> None:
     Spool(str(tmp_path), "job").put("metrics", {"job_id": "t", "metrics": [{"step": n} for n in range(1_200)]})
     with server(lambda *_: 200) as (url, received):
         assert sender(tmp_path, url).send_all() is None
@@ -341,7 +339,7 @@ def test_the_spool_is_read_by_offset_in_whole_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("metrics", "puts a link, a pipe or rubbish where the spool is written")
-def test_a_spool_that_the_job_replaced_is_harmless(tmp_path: Path) -> None:
+def test_a_spool_replaced_by_the_job_is_harmless(tmp_path: Path) -> None:
     path = Path(spool_path(str(tmp_path), "job"))
     for place in (lambda: path.symlink_to("/etc/passwd"), lambda: os.mkfifo(path), lambda: path.mkdir()):
         place()
@@ -352,7 +350,7 @@ def test_a_spool_that_the_job_replaced_is_harmless(tmp_path: Path) -> None:
     assert parse_lines(read_lines(str(tmp_path), "job", 0)[0]) == []
 
 
-def test_a_full_spool_is_said_to_the_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_spool_answers_507(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     intake = Intake(str(tmp_path), {"job": "t", "names": ["t"], "keys": {"TOKEN": "x", "KEY": "y"}})
     body = json.dumps({"job_id": "t", "metrics": [{"step": 1}]}).encode()
     assert intake.take(METRICS_PATH, body) == (200, "")

@@ -14,7 +14,7 @@ from runner_kit import call, log, sh, until
 SECRET = "hf_Zx9-very secret/value"
 
 
-def test_a_secret_is_nowhere_but_in_the_environment(folder: Path) -> None:
+def test_a_secret_is_only_in_the_environment(folder: Path) -> None:
     text = 'test -n "$KEY" && echo "$KEY" | tee /dev/stderr; printf "%s" "${KEY%alue}"; sleep 0.1; echo alue; sleep 30'
     call("start", folder, sh(text, secrets={"KEY": SECRET}, env={"PLAIN": "1"}))
     seen = until(folder, lambda s: s["log_bytes"] >= len("***\n***\n***\n"))

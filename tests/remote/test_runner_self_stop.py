@@ -48,7 +48,7 @@ def wait_for(folder: Path, times: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> None:
+def test_the_machine_stops_after_the_end_and_the_idle_time(folder: Path) -> None:
     call("start", folder, with_self_stop(folder, ["true"]))
     ended(folder)
     wait_for(folder)
@@ -58,7 +58,7 @@ def test_it_stops_the_machine_after_the_end_and_the_silence(folder: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
+def test_a_rehearsals_clock_can_be_advanced(folder: Path) -> None:
     clock = folder.parent / "clock"
 
     def set_forward(seconds: float) -> None:
@@ -81,7 +81,7 @@ def test_a_rehearsals_hours_may_be_set_forward(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> None:
+def test_a_failed_self_stop_is_retried_and_reported_in_the_status(folder: Path) -> None:
     call("start", folder, with_self_stop(folder, ["true"], code=1))
     wait_for(folder, 3)
     assert not (folder / "keep.look").exists(), "there is no artifact store to ask"
@@ -93,7 +93,7 @@ def test_a_failure_is_tried_again_and_reported_in_the_status(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_held_stays_on(folder: Path) -> None:
+def test_a_hold_keeps_the_machine_on(folder: Path) -> None:
     call("start", folder, with_self_stop(folder, ["true"], after_s=0.6))
     assert call("hold", folder)["ok"] is True
     until(folder, lambda _: unlocked(folder / "self_stop.lock"))
@@ -112,7 +112,7 @@ def unlocked(path: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_it_is_not_disclosed_as_a_strangers_process(folder: Path) -> None:
+def test_the_self_stop_process_is_not_disclosed(folder: Path) -> None:
     call("start", folder, with_self_stop(folder, ["true"], after_s=60))
     ended(folder)
     until(folder, lambda _: (folder / "self_stop.lock").exists())
@@ -159,7 +159,7 @@ def hand(tmp_path: Path) -> Hand:
 
 
 @pytest.mark.parametrize("way", ["answers", "silent", "comes", "failed"])
-def test_the_artifact_store_has_the_last_word_before_a_stop(
+def test_a_stop_waits_for_the_artifact_stores_last_check(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A store that doesn't answer doesn't keep the machine running, but a request that arrives meanwhile does."""
@@ -180,7 +180,7 @@ def test_the_artifact_store_has_the_last_word_before_a_stop(
     assert len(asked) == {"answers": 3, "silent": 12, "comes": 2, "failed": 0}[way] and len(set(asked)) <= 1
 
 
-def test_a_stop_that_is_refused_takes_the_last_word_back(hand: Hand, tmp_path: Path) -> None:
+def test_a_refused_stop_revokes_the_last_check(hand: Hand, tmp_path: Path) -> None:
     (tmp_path / "keep.look").write_text("1")
     hand.spec = {**hand.spec, "command": ["false"]}
     hand.stop_machine()
@@ -188,7 +188,7 @@ def test_a_stop_that_is_refused_takes_the_last_word_back(hand: Hand, tmp_path: P
 
 
 @pytest.mark.parametrize("way", ["refused", "answered", "taken back", "silent"])
-def test_a_last_word_from_before_the_machine_went_on_stops_it_only_with_a_newer_one(
+def test_after_a_refused_stop_the_store_must_answer_a_newer_check(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, wording: Wording
 ) -> None:
     """The store may claim that nothing was written since the first try, and the machine would be terminated for it."""
@@ -222,7 +222,7 @@ def test_a_last_word_from_before_the_machine_went_on_stops_it_only_with_a_newer_
     wording(alert["text"])
 
 
-def test_somebody_who_comes_takes_the_last_word_back(
+def test_a_request_during_the_stop_revokes_the_last_check(
     hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, look = tmp_path / "keep.json", tmp_path / "keep.look"
@@ -254,7 +254,7 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS, st.one_of(st.none(), st.floats(50.0, 600.0)))
-def test_it_stops_only_after_that_much_idle_time(
+def test_a_machine_stops_only_after_its_idle_time(
     tmp_path: Path, steps: list[tuple[str, float]], late: float | None
 ) -> None:
     """It stops only after `after_s` without a request after the end or the deadline, whatever the wall clock shows."""
@@ -280,7 +280,7 @@ def test_it_stops_only_after_that_much_idle_time(
         assert due == (ended or overdue), (what, value)
 
 
-def test_a_pull_that_takes_hours_keeps_it_on(hand: Hand) -> None:
+def test_a_long_pull_keeps_the_machine_on(hand: Hand) -> None:
     hand.sees("succeeded")
     reading = self_stop.hear(hand.folder)
     hand.sees("succeeded")
@@ -309,7 +309,7 @@ def test_another_job_on_the_machine_keeps_it_on(tmp_path: Path) -> None:
     assert hand.due()
 
 
-def test_an_upload_to_an_artifact_store_keeps_it_on_while_it_goes_on(hand: Hand) -> None:
+def test_a_progressing_upload_keeps_the_machine_on(hand: Hand) -> None:
     hand.sees("succeeded")
     lock = self_stop.take_lock(hand.folder, "keep.lock")
     for _ in range(5):
@@ -322,7 +322,7 @@ def test_an_upload_to_an_artifact_store_keeps_it_on_while_it_goes_on(hand: Hand)
     assert hand.due()
 
 
-def test_an_upload_that_only_fails_keeps_no_machine_on(hand: Hand) -> None:
+def test_a_failing_upload_does_not_keep_the_machine_on(hand: Hand) -> None:
     """The uploader holds its lock during a day of retries, but the idle time begins at the last uploaded byte."""
     lock = self_stop.take_lock(hand.folder, "keep.lock")
     hand.sees("succeeded")
@@ -335,7 +335,7 @@ def test_an_upload_that_only_fails_keeps_no_machine_on(hand: Hand) -> None:
     os.close(lock)
 
 
-def test_a_supervisor_that_died_is_an_end_and_a_living_one_is_not(hand: Hand) -> None:
+def test_only_a_dead_supervisor_counts_as_an_end(hand: Hand) -> None:
     hand.sees("running")
     hand.at += 1000
     assert not hand.due(), "no deadline, and the job runs"
@@ -344,7 +344,7 @@ def test_a_supervisor_that_died_is_an_end_and_a_living_one_is_not(hand: Hand) ->
     assert hand.due()
 
 
-def test_a_later_attempt_and_a_hold_end_it(tmp_path: Path) -> None:
+def test_a_later_attempt_or_a_hold_ends_self_stop(tmp_path: Path) -> None:
     hand = Hand(tmp_path)
     (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 1}))
     assert hand.wanted()
@@ -376,7 +376,7 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [("in memory/x", True), ("in memory", True), ("ram", True), ("link", True), ("", True), ("in memory/disk/x", False),
      ("in memoryless", False), ("out", False), ("ram2/x", False)],
 )  # fmt: skip
-def test_an_output_in_memory_is_seen_through_its_real_path(
+def test_an_output_in_memory_is_detected_by_its_real_path(
     tmp_path: Path, mounts: Path, output: str, lost: bool
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "ram" / "deep")
@@ -384,14 +384,14 @@ def test_an_output_in_memory_is_seen_through_its_real_path(
     assert lost == bool(said) and (f"{tmp_path}/{output}" in said) == lost
 
 
-def test_a_working_folder_that_leads_into_memory_is_seen(tmp_path: Path, mounts: Path) -> None:
+def test_a_working_folder_linked_into_memory_is_detected(tmp_path: Path, mounts: Path) -> None:
     (tmp_path / "work").mkdir()
     assert not self_stop.lost_by_stop(str(tmp_path), ["out"])
     (tmp_path / "work" / "out").symlink_to(tmp_path / "ram")
     assert self_stop.lost_by_stop(str(tmp_path), ["out"])
 
 
-def test_mounts_that_can_not_be_read_keep_outputs_safe(
+def test_unreadable_mounts_count_outputs_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(self_stop, "MOUNTS", str(tmp_path / "none"))
@@ -401,7 +401,7 @@ def test_mounts_that_can_not_be_read_keep_outputs_safe(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="needs memory that is mounted")
-def test_a_machine_with_an_output_in_memory_stays_on_and_says_so(folder: Path) -> None:
+def test_an_output_in_memory_keeps_the_machine_on_with_an_alert(folder: Path) -> None:
     call("start", folder, with_self_stop(folder, ["true"], outputs=["out", "/dev/shm/gpuwarden-none"]))
     seen = until(folder, lambda s: any(a["kind"] == "self_stop_failed" for a in s["last_alerts"]))
     alert = next(a for a in seen["last_alerts"] if a["kind"] == "self_stop_failed")
@@ -447,7 +447,7 @@ def request(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_request_is_the_profiles_with_the_machines_own_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stop_request_uses_the_machines_own_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_API_KEY", "of-this-machine")
     assert ask(request(url)) == ""
     method, path, key, body = Platform.seen[0]
@@ -456,7 +456,7 @@ def test_the_request_is_the_profiles_with_the_machines_own_key(url: str, monkeyp
 
 
 @pytest.mark.parametrize("answer", [302, 401, 403, 500])
-def test_a_refusal_is_told_without_the_key(url: str, monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+def test_a_refusal_is_reported_without_the_key(url: str, monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
     monkeypatch.setenv("CONTAINER_API_KEY", "of-this-machine")
     Platform.answer = answer
     problem = ask(request(url))
@@ -465,7 +465,7 @@ def test_a_refusal_is_told_without_the_key(url: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_key_that_ends_in_a_newline_is_used_without_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trailing_newline_is_stripped_from_the_key(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_API_KEY", " of-this-machine\r\n")
     assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer of-this-machine"
 
@@ -474,14 +474,14 @@ def test_a_key_that_ends_in_a_newline_is_used_without_it(url: str, monkeypatch: 
 @pytest.mark.parametrize(
     "key", ["of-this\nmachine", "of-this\x00machine", "of-this-mach\u00efne", "of-this\u2028machine"]
 )
-def test_a_key_that_no_header_takes_is_not_quoted(url: str, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_a_key_invalid_in_a_header_is_not_quoted(url: str, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
     monkeypatch.setattr(self_stop, "environ_of", lambda _: {"CONTAINER_API_KEY": key})
     problem = ask(request(url))
     assert "CONTAINER_API_KEY" in problem and "of-this" not in problem and not Platform.seen
 
 
-def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_an_error_is_removed_before_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
     key = "of-this-machine-" * 8
     monkeypatch.setenv("CONTAINER_API_KEY", key)
     for pad in range(120, 200, 7):  # an address that quotes the key, at different positions in the text
@@ -490,14 +490,14 @@ def test_a_key_in_an_error_is_removed_before_the_error_is_cut(monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_without_its_key_a_machine_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
     monkeypatch.setattr(self_stop, "environ_of", lambda _: {})
     assert "CONTAINER_API_KEY" in ask(request(url)) and not Platform.seen
 
 
 @pytest.mark.slow
-def test_the_key_of_the_containers_first_process_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_found_in_the_containers_first_process(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONTAINER_API_KEY", raising=False)
     monkeypatch.setattr(self_stop, "environ_of", lambda pid: {"CONTAINER_API_KEY": "first"} if pid == 1 else {})
     assert ask(request(url)) == "" and Platform.seen[0][2] == "Bearer first"

@@ -14,7 +14,7 @@ from runner_kit import call, ended, look, order, sh, until
 
 
 @pytest.mark.slow
-def test_ten_starts_at_once_launch_once(folder: Path) -> None:
+def test_ten_concurrent_starts_launch_once(folder: Path) -> None:
     job = sh("echo run >> ../count; sleep 30")
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(lambda _: call("start", folder, job), range(10)))
@@ -26,7 +26,7 @@ def test_ten_starts_at_once_launch_once(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_start_returns_while_the_job_runs_and_outlives_its_caller(folder: Path) -> None:
+def test_a_start_returns_while_the_job_runs_in_its_own_session(folder: Path) -> None:
     assert call("start", folder, sh("sleep 1200"))["ok"]
     seen = look(folder)
     assert (seen["state"], seen["alive"], seen["child_alive"]) == ("running", True, True)
@@ -34,7 +34,7 @@ def test_a_start_returns_while_the_job_runs_and_outlives_its_caller(folder: Path
 
 
 @pytest.mark.slow
-def test_an_attempt_is_not_launched_beside_an_earlier_one(folder: Path) -> None:
+def test_an_attempt_beside_an_earlier_attempt_is_a_conflict(folder: Path) -> None:
     call("start", folder, sh("sleep 1200"))
     answer = call("start", folder, sh("sleep 30", attempt=2))
     assert (answer["ok"], answer["code"]) == (False, "conflict")
@@ -49,7 +49,7 @@ def test_a_claim_whose_owner_died_before_its_status_is_retaken(folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_status_that_makes_no_sense_launches_nothing(folder: Path) -> None:
+def test_a_malformed_status_launches_nothing(folder: Path) -> None:
     (folder / "status.json").write_text("{torn")
     assert call("start", folder, sh("touch ../ran"))["code"] == "bad_reply"
     assert look(folder)["state"] == "unreadable"

@@ -61,11 +61,11 @@ def read(text: str) -> Found:
 
 
 @pytest.mark.parametrize("printed", SEEN, ids=lambda p: p.where)
-def test_what_trainers_print(printed: Printed) -> None:
+def test_trainer_output_is_parsed(printed: Printed) -> None:
     assert read(printed.text) == (printed.step, printed.total, printed.loss, printed.lr, printed.nan)
 
 
-def test_forms_that_were_kept_unseen_until_the_reader_was_done() -> None:
+def test_held_out_output_formats_are_never_misread() -> None:
     answers = {p.where: (read(p.text), (p.step, p.total, p.loss, p.lr, p.nan)) for p in UNSEEN}
     wrong = {where: a for where, a in answers.items() if any(g not in (None, w) for g, w in zip(*a, strict=True))}
     assert wrong == {}, "a number may be missing, not wrong"
@@ -77,7 +77,7 @@ LOGS = sorted((CORPUS / "logs").glob("*/*.log"))
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.name)
-def test_only_a_log_of_diverging_training_is_an_alarm(log: Path) -> None:
+def test_only_diverging_training_logs_raise_an_alarm(log: Path) -> None:
     assert read(log.read_text("utf-8"))[4] is ("--nan" in log.stem), log
     assert len(LOGS) > 30
 
@@ -93,7 +93,7 @@ def test_only_a_log_of_diverging_training_is_an_alarm(log: Path) -> None:
         "patience 3, min_loss inf", "banana loss 0.5", "Config(loss=nan, lr=0.1)",
     ],
 )  # fmt: skip
-def test_healthy_words_are_no_alarm(text: str) -> None:
+def test_healthy_mentions_of_nan_raise_no_alarm(text: str) -> None:
     assert read(text)[4] is False
     assert read(f"step 5: loss 0.5\n{text}\nstep 6: loss 0.4")[2:] == (0.4, None, False)
 
@@ -119,7 +119,7 @@ Odd(Qwen2ForCausalLM(Qwen2Config(vocab_size=32, **tiny)), args, train_dataset=Da
 @pytest.mark.prove
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["healthy", "bare", "nan"])
-def test_the_output_of_the_installed_trainer(folder: Path, kind: str) -> None:
+def test_output_of_the_installed_trainer_is_parsed(folder: Path, kind: str) -> None:
     pytest.importorskip("transformers")
     (folder / "train.py").write_text(TRAINER)
     env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -143,7 +143,7 @@ PIECES = (
 
 
 @pytest.mark.attack("runner", "a line that is made to crash the supervisor")
-def test_no_line_raises_or_says_what_is_no_number() -> None:
+def test_random_lines_never_raise_and_give_only_numbers() -> None:
     dice = random.Random(14)
     for _ in range(6_000):
         text = "".join(dice.choices(PIECES, k=dice.randint(1, 14)))
@@ -178,7 +178,7 @@ def test_a_line_costs_no_more_than_its_length(text: str) -> None:
     assert reader.spent <= BUDGET_S + TICK and len(reader.lines.part) <= MAX_LINE
 
 
-def test_a_flood_of_lines_is_passed_over_until_the_next_turn() -> None:
+def test_a_flood_of_lines_is_skipped_until_the_next_turn() -> None:
     reader = LogReader()
     rows = list(reader.feed(b"".join(b"step %d: loss 1.5\n" % n for n in range(200_000))))
     assert rows == [{"step": n, "loss": 1.5} for n in range(math.ceil(BUDGET_S / TICK))]
@@ -187,7 +187,7 @@ def test_a_flood_of_lines_is_passed_over_until_the_next_turn() -> None:
 
 
 @pytest.mark.attack("runner", "a job that prints its own status")
-def test_output_sets_numbers_and_nothing_else(folder: Path) -> None:
+def test_output_sets_only_numbers(folder: Path) -> None:
     lines = '{"state": "failed", "step": 9, "loss": 1.5, "why": "x", "total_steps": 3}\n'
     (folder / "lines").write_text(lines + "step 10 state: canceled loss: 1.25\n")
     call("start", folder, sh("cat ../lines"))
@@ -196,7 +196,7 @@ def test_output_sets_numbers_and_nothing_else(folder: Path) -> None:
     assert seen["source"] == "output" and seen["total_steps"] is None
 
 
-def test_a_printed_nan_is_an_alarm_and_one_of_an_evaluation_a_warning(folder: Path) -> None:
+def test_a_training_nan_is_an_alarm_and_an_evaluation_nan_a_warning(folder: Path) -> None:
     (folder / "lines").write_text("{'eval_loss': 'nan', 'epoch': '1'}\n{'loss': 'nan', 'epoch': '1.2'}\n")
     call("start", folder, sh("cat ../lines"))
     seen = ended(folder)
@@ -207,7 +207,7 @@ def test_a_printed_nan_is_an_alarm_and_one_of_an_evaluation_a_warning(folder: Pa
 
 
 @pytest.mark.slow
-def test_metrics_of_the_job_itself_win(folder: Path) -> None:
+def test_the_jobs_own_metrics_take_precedence(folder: Path) -> None:
     exact = '{"step": 5, "loss": 0.5, "total_steps": 50}'
     (folder / "lines").write_text("step 900/9000 loss: 7.5 lr: 0.25\n")
     text = f"echo '{exact}' >> $GPUWARDEN_METRICS; until [ -e ../go ]; do sleep 0.05; done"
@@ -229,7 +229,7 @@ def state_file(path: Path, entries: int) -> Path:
 
 
 @pytest.mark.slow
-def test_the_state_of_a_trainer_however_long_its_history(tmp_path: Path) -> None:
+def test_trainer_state_is_read_despite_a_long_history(tmp_path: Path) -> None:
     row, total = trainer_state(str(state_file(tmp_path / "checkpoint-4000/trainer_state.json", 60_000)))
     assert (row, total) == ({"loss": 2.0 - 59_999 / 1e6, "learning_rate": 1e-4, "step": 4000}, 9000)
     (tmp_path / "bad.json").write_text('{"global_step": 1' + "{" * 40_000)
@@ -247,7 +247,7 @@ def scalar(tag: bytes, step: int, value: float) -> bytes:
     return record(b"\x09" + bytes(8) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary)
 
 
-def test_event_files_of_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard_event_files_are_read(tmp_path: Path) -> None:
     first = record(b"\x1a\x0dbrain.Event:2") + scalar(b"train/loss", 7, 1.5) + record(b"\x2a\xff\xff\xff\xff")
     rows, used = read_events(first + scalar(b"lr", 8, 0.5)[:-3])
     assert (rows, used) == ([{"step": 7, "loss": 1.5}], len(first))
@@ -266,7 +266,7 @@ def test_event_files_of_tensorboard(tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("runner", "saved files that are links, pipes, huge or endless")
-def test_hostile_files(tmp_path: Path) -> None:
+def test_hostile_files_yield_no_metrics(tmp_path: Path) -> None:
     import os
 
     out = tmp_path / "work/out"
@@ -280,7 +280,7 @@ def test_hostile_files(tmp_path: Path) -> None:
     assert looker.ask(10.0) == {"rows": [], "total": None}
 
 
-def test_the_eta_is_of_the_last_minutes() -> None:
+def test_the_eta_uses_the_last_minutes() -> None:
     pace = Pace()
     for minute in range(60):
         pace.reached(minute * 600, minute * 60.0)  # ten steps a second, for an hour

@@ -241,7 +241,7 @@ async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_an_ordinary_job_works_as_ever(real: Sandbox, backend: Backend, place: Place) -> None:
+async def test_an_ordinary_job_runs_normally(real: Sandbox, backend: Backend, place: Place) -> None:
     text = "echo $0 $HOME; cd; touch mine; ls; test -w /tmp; test -c /dev/null; cat /proc/self/comm; exit 7"
     handle = await backend.submit(shell(text), place, "t-plain", secrets={})
     seen = await ended(backend, handle)
@@ -251,7 +251,7 @@ async def test_an_ordinary_job_works_as_ever(real: Sandbox, backend: Backend, pl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "number"), [("kill -9 $$", 9), ("kill -SEGV $$", 11), ("exit 137", None)])
-async def test_how_a_command_ended_is_told_exactly(
+async def test_signal_and_exit_code_are_reported_exactly(
     real: Sandbox, backend: Backend, place: Place, line: str, number: int | None
 ) -> None:
     handle = await backend.submit(shell(line), place, "t-end", secrets={})
@@ -260,7 +260,7 @@ async def test_how_a_command_ended_is_told_exactly(
 
 
 @pytest.mark.slow
-async def test_a_command_that_is_not_there_is_named(real: Sandbox, backend: Backend, place: Place) -> None:
+async def test_a_missing_command_is_reported_as_not_started(real: Sandbox, backend: Backend, place: Place) -> None:
     spec = JobSpec(platform="local", command=("no-such-program", "x"), timeout_s=60)
     handle = await backend.submit(spec, place, "t-none", secrets={})
     seen = await ended(backend, handle)
@@ -268,7 +268,7 @@ async def test_a_command_that_is_not_there_is_named(real: Sandbox, backend: Back
 
 
 @pytest.mark.slow
-async def test_sigterm_reaches_the_job_which_may_save(real: Sandbox, backend: Backend, place: Place) -> None:
+async def test_sigterm_lets_the_job_save(real: Sandbox, backend: Backend, place: Place) -> None:
     text = "trap 'sleep 0.3; echo saved > saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     handle = await backend.submit(shell(text), place, "t-term", secrets={})
     await until(backend, handle, lambda o: o.log_bytes > 0)
@@ -278,7 +278,7 @@ async def test_sigterm_reaches_the_job_which_may_save(real: Sandbox, backend: Ba
 
 
 @pytest.mark.slow
-async def test_what_left_the_group_ends_with_the_job(real: Sandbox, backend: Backend, place: Place) -> None:
+async def test_processes_outside_the_group_end_with_the_job(real: Sandbox, backend: Backend, place: Place) -> None:
     left = "trap 'echo asked >> said; exit' TERM; echo on > said; while :; do sleep 0.05; done"
     text = f"setsid sh -c '{left.replace(chr(39), chr(34))}' & while ! test -s said; do sleep 0.02; done"
     handle = await backend.submit(shell(text), place, "t-left", secrets={})
@@ -323,9 +323,7 @@ def processes_of(run_dir: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.attack("boundary", "loads code into the sandbox's own start by a variable")
-async def test_no_variable_of_a_job_reaches_what_makes_its_sandbox(
-    real: Sandbox, backend: Backend, place: Place
-) -> None:
+async def test_job_variables_never_reach_the_sandbox_setup(real: Sandbox, backend: Backend, place: Place) -> None:
     spec = shell("exec true", env={"LD_PRELOAD": "/no/such/library.so", "PYTHONSTARTUP": "/x", "PYTHONINSPECT": "1"})
     log = await run_to_the_end(backend, spec, place, "t-preload")
     assert log.count("/no/such/library.so") == 2, "sh and true; neither bwrap nor the first process inside"
@@ -333,9 +331,7 @@ async def test_no_variable_of_a_job_reaches_what_makes_its_sandbox(
 
 @pytest.mark.slow
 @pytest.mark.attack("secrets", "reads a job's secrets from argument lists")
-async def test_secrets_are_in_no_argument_list_and_not_with_the_first_process(
-    real: Sandbox, backend: Backend, place: Place
-) -> None:
+async def test_secrets_are_in_no_argument_list_or_first_process(real: Sandbox, backend: Backend, place: Place) -> None:
     text = 'test -n "$TOKEN" && grep -c "$TOKEN" /proc/1/environ /proc/[0-9]*/cmdline; :'
     handle = await backend.submit(shell(text, secrets=["TOKEN"]), place, "t-sec", secrets={"TOKEN": "s3cret-value-9"})
     assert (await ended(backend, handle)).state is Job.SUCCEEDED
@@ -378,7 +374,7 @@ async def test_torch_trains_with_workers(real: Sandbox, backend: Backend, place:
 
 
 @pytest.mark.slow
-async def test_a_folder_that_a_person_names_can_be_written_but_for_what_is_hidden(
+async def test_an_allowed_folder_is_writable_except_for_hidden_paths(
     real: Sandbox, backend: Backend, place: Place, tmp_path: Path, wording: Wording
 ) -> None:
     open_, hidden = tmp_path / "data", tmp_path / "data" / "gpuwarden"
@@ -416,7 +412,7 @@ async def test_the_hubs_cache_can_be_read_and_its_token_can_not(
 
 
 @pytest.mark.slow
-async def test_the_network_is_there_when_a_person_allows_it(real: Sandbox, backend: Backend, place: Place) -> None:
+async def test_the_network_is_available_if_allowed(real: Sandbox, backend: Backend, place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         ask = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('in')"
@@ -429,9 +425,7 @@ async def test_the_network_is_there_when_a_person_allows_it(real: Sandbox, backe
 
 
 @pytest.mark.slow
-async def test_a_job_gets_an_address_for_its_metrics_where_it_can_reach_one(
-    real: Sandbox, backend: Backend, place: Place
-) -> None:
+async def test_a_job_gets_a_metrics_address_only_with_a_network(real: Sandbox, backend: Backend, place: Place) -> None:
     post = (
         "import json, os, urllib.request as u; url = os.environ.get('METRICS_API_URL'); print(bool(url), flush=True)\n"
         "body = json.dumps({'job_id': os.environ['JOB_ID'], 'metrics': [{'step': 1}]}).encode()\n"
@@ -448,7 +442,7 @@ async def test_a_job_gets_an_address_for_its_metrics_where_it_can_reach_one(
         assert (await backend.logs(handle)).text == said
 
 
-async def test_packages_that_are_not_here_need_the_network(
+async def test_missing_packages_need_the_network(
     real: Sandbox, backend: Backend, place: Place, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr("gpuwarden.backends.local.interpreter_for", lambda _: ("/bin/uv", "run", "--script"))
@@ -470,7 +464,7 @@ os.symlink("/bin/sh", "venv/bin/python")
 @pytest.mark.slow
 @pytest.mark.attack("boundary", "makes an environment of links to what it wants to read, and runs its program")
 @pytest.mark.parametrize("program", ["venv/bin/python", "venv/bin/own"])
-async def test_a_program_that_a_job_made_shows_nothing(
+async def test_a_program_made_by_a_job_reveals_nothing(
     real: Sandbox, victims: Victims, backend: Backend, place: Place, program: str
 ) -> None:
     assert isinstance(backend, Confining)
@@ -528,7 +522,9 @@ socket.socket(socket.AF_VSOCK)
 
 @pytest.mark.slow
 @pytest.mark.attack("boundary", "reads a login's tickets from the kernel, and calls the hypervisor")
-async def test_what_no_namespace_keeps_apart_is_refused(real: Sandbox, backend: Backend, place: Place) -> None:
+async def test_system_calls_not_isolated_by_namespaces_are_refused(
+    real: Sandbox, backend: Backend, place: Place
+) -> None:
     if os.uname().machine not in first.SYSTEM_CALLS:
         pytest.skip("the numbers of this machine's calls are not known")
     spec = JobSpec(platform="local", script=CALLS, timeout_s=60)

@@ -36,7 +36,7 @@ def none_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.attack("boundary", "asks for a local job where no sandbox exists")
 @pytest.mark.parametrize("platform", ["local", "rehearsal/vastai"])
-def test_without_a_sandbox_no_job_runs_until_a_person_allows_it(
+def test_without_a_sandbox_no_local_job_runs_without_approval(
     none: None, home: Path, run: Cli, tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick_warden(home)
@@ -80,7 +80,7 @@ def bare(folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
-def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
+def test_an_approver_allows_unsandboxed_jobs_at_a_terminal(home: Path, tmp_path: Path) -> None:
     quick_warden(home)
     policy = home.parent / "policy.toml"
     policy.write_text("# mine\n[caps]\nper_job_usd = 0  # keep\n")
@@ -105,7 +105,7 @@ def test_a_person_allows_it_at_a_terminal(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.attack("boundary", "looks for a local platform over MCP where no sandbox exists")
-async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any) -> None:
+async def test_the_mcp_server_refuses_unsandboxed_jobs(none: None, home: Path, w_bare: Any) -> None:
     for platform in ("local", "rehearsal/vastai"):
         with pytest.raises(NoSandbox):
             await submit(w_bare, build(JobSpec, {**JOB, "platform": platform}))
@@ -118,7 +118,7 @@ async def test_the_mcp_server_offers_neither(none: None, home: Path, w_bare: Any
 
 @pytest.mark.prove
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="as a user, Landlock may be there")
-def test_the_demo_says_that_its_own_script_runs_without_one(tmp_path: Path) -> None:
+def test_the_demo_reports_that_its_script_runs_unsandboxed(tmp_path: Path) -> None:
     env = environment(tmp_path / "home", PATH=bare(tmp_path), HOME=str(tmp_path))
     words = [sys.executable, "-m", "gpuwarden", "demo", "--yes"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)

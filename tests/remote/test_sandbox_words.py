@@ -34,7 +34,7 @@ ONE = {"--proc", "--dev", "--tmpfs", "--cap-drop", "--chdir"}
 
 @pytest.mark.attack("boundary", "names a folder so that it becomes an option of the sandbox")
 @given(run_dir=PATHS, home=PATHS, read=MANY, write=MANY, hidden=MANY, machine=MANY, network=st.booleans())
-def test_no_path_becomes_an_option(
+def test_a_path_never_becomes_an_option(
     run_dir: str, home: str, read: Any, write: Any, hidden: Any, machine: Any, network: bool
 ) -> None:
     box = Box(run_dir, home, read, write, hidden, machine, network=network)
@@ -59,7 +59,7 @@ def parsed(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 @given(read=MANY, hidden=MANY)
-def test_landlock_shows_nothing_with_something_hidden_in_it(read: Any, hidden: Any) -> None:
+def test_landlock_never_shows_a_folder_with_a_hidden_path(read: Any, hidden: Any) -> None:
     rules = landlock(Box("/r", "/h", read=read, write=read, hidden=hidden), MACHINE)
     shown = [*rules["read"], *rules["write"]]  # type: ignore[misc]
     tops = {p.rstrip("/") for p in shown} - {"/r", "/proc", "/usr", "/bin"}
@@ -68,7 +68,7 @@ def test_landlock_shows_nothing_with_something_hidden_in_it(read: Any, hidden: A
 
 @pytest.mark.attack("boundary", "names a folder so that it ends a string of the sandbox's profile")
 @given(paths=MANY)
-def test_a_path_ends_no_string_of_a_profile(paths: Any) -> None:
+def test_a_path_never_terminates_a_profile_string(paths: Any) -> None:
     profile, texts, i = seatbelt(Box("/r", "/h", read=paths)), [], 0
     while (i := profile.find('"', i)) >= 0:
         text, i = "", i + 1
@@ -82,7 +82,7 @@ def test_a_path_ends_no_string_of_a_profile(paths: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["relative", "", "/a/../b", "/a\0b", "--bind"])
-def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
+def test_a_relative_path_is_refused(path: str) -> None:
     for box in (lambda: Box(path, "/h"), lambda: Box("/r", "/h", write=(path,))):
         with pytest.raises(ValueError, match=re.escape(repr(path))):
             box()
@@ -103,7 +103,7 @@ def test_only_a_programs_own_environment_is_shown(tmp_path: Path) -> None:
     assert boxes.interpreters(str(tmp_path / "id_ed25519"), "/bin/sh", str(tmp_path / "none")) == ()
 
 
-def test_a_link_out_of_an_environment_is_not_a_part_of_it(tmp_path: Path) -> None:
+def test_a_link_out_of_an_environment_is_excluded(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
@@ -144,7 +144,7 @@ print(json.dumps(got))
 
 
 @pytest.mark.parametrize("restricted", [True, False])
-def test_landlock_keeps_a_user_in(restricted: bool, need_program: Callable[[str], str]) -> None:
+def test_landlock_confines_a_user(restricted: bool, need_program: Callable[[str], str]) -> None:
     python = "/usr/bin/python3"
     need("a system Python", os.path.exists(python))
     folder = Path(tempfile.mkdtemp(prefix="gw-landlock-"))
@@ -198,7 +198,7 @@ def boxed(
             os.close(fd)
 
 
-def test_sockets_that_lead_out_are_found(tmp_path: Path) -> None:
+def test_listening_unix_sockets_are_found(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         assert str(tmp_path / "s") not in detect.open_sockets(), "nobody listens yet"

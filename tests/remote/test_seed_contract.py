@@ -105,7 +105,7 @@ def arrived(ctx: Context, job: str) -> list[int | None]:
 
 @pytest.mark.slow
 @pytest.mark.real("requests")
-def test_the_trainer_posts_to_the_server_itself(tmp_path: Path) -> None:
+def test_the_trainer_posts_directly_to_the_server(tmp_path: Path) -> None:
     need("requests", find_spec("requests") is not None)
     ctx, (job,) = ready(tmp_path / "home", 1)
     with served(tmp_path / "home") as (_, port):
@@ -126,7 +126,7 @@ def test_the_trainer_posts_to_the_server_itself(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real("requests")
-def test_the_code_of_the_page_posts_to_the_server_itself(tmp_path: Path) -> None:
+def test_the_documented_code_posts_directly_to_the_server(tmp_path: Path) -> None:
     need("requests", find_spec("requests") is not None)
     code = shown_code()
     ctx, (job,) = ready(tmp_path / "home", 1)
@@ -153,7 +153,7 @@ def test_the_code_of_the_page_posts_to_the_server_itself(tmp_path: Path) -> None
     ],
 )
 @pytest.mark.real("requests")
-def test_nothing_is_lost_while_the_server_is_away(
+def test_posts_survive_a_server_outage(
     tmp_path: Path,
     folder: Path,
     shown: bool,

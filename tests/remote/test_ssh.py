@@ -89,9 +89,7 @@ async def test_a_close_during_a_login_leaves_no_connection(box: Ssh, monkeypatch
     assert (await box.run(["echo", "back"])).out == b"back\n"
 
 
-async def test_a_pin_that_is_set_during_a_login_stays(
-    box: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_pin_set_during_a_login_is_kept(box: Ssh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     login = SlowLogin(box, monkeypatch)
     keygen(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
@@ -111,7 +109,7 @@ async def test_a_repeated_pin_keeps_the_connection(box: Ssh) -> None:
 
 
 @pytest.mark.slow
-async def test_many_at_once_wait_for_a_place(box: Ssh) -> None:
+async def test_many_concurrent_commands_all_run(box: Ssh) -> None:
     results: list[bytes] = []
 
     async def one(n: int) -> None:
@@ -123,16 +121,16 @@ async def test_many_at_once_wait_for_a_place(box: Ssh) -> None:
     assert sorted(int(r) for r in results) == list(range(25))
 
 
-async def test_a_signal_is_no_exit_code(box: Ssh) -> None:
+async def test_a_signal_gives_no_exit_code(box: Ssh) -> None:
     assert (await box.run(["sh", "-c", "kill -9 $$"])).code is None
 
 
-async def test_output_that_is_no_text_comes_through(box: Ssh) -> None:
+async def test_binary_output_is_returned_unchanged(box: Ssh) -> None:
     ran = await box.run(["sh", "-c", r"printf '\377\000\n\200'"])
     assert ran.out == b"\xff\x00\n\x80"
 
 
-async def test_a_flood_is_cut_and_ended(box: Ssh, tmp_path: Path) -> None:
+async def test_an_output_flood_is_cut_and_its_process_ended(box: Ssh, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(BadReply, match="1,000,000"):
         await box.run(["sh", "-c", f"echo $$ > {pid_file}; exec yes"], limit=1_000_000)
@@ -146,13 +144,13 @@ async def test_a_flood_on_stderr_neither_blocks_nor_grows(box: Ssh) -> None:
     assert len(ran.err) <= 1 << 16
 
 
-async def test_stdin_that_nobody_reads(box: Ssh) -> None:
+async def test_unread_stdin_does_not_block(box: Ssh) -> None:
     ran = await box.run(["true"], stdin=b"x" * (6 << 20))
     assert ran.code == 0
 
 
 @pytest.mark.slow
-async def test_a_timeout_ends_the_far_group(box: Ssh, tmp_path: Path) -> None:
+async def test_a_timeout_ends_the_remote_process_group(box: Ssh, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"trap '' HUP; sleep 1000 & echo $$ $! > {pids}; wait"
     with pytest.raises(Unreachable, match=r"\b1 s\b"):
@@ -161,7 +159,7 @@ async def test_a_timeout_ends_the_far_group(box: Ssh, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_timeout_ends_what_ignores_TERM(box: Ssh, tmp_path: Path) -> None:  # noqa: N802
+async def test_a_timeout_ends_a_process_that_ignores_TERM(box: Ssh, tmp_path: Path) -> None:  # noqa: N802
     pids = tmp_path / "pids"
     script = f"trap '' TERM HUP; echo $$ > {pids}; while :; do sleep 0.2; done"
     with pytest.raises(Unreachable):
@@ -170,7 +168,7 @@ async def test_a_timeout_ends_what_ignores_TERM(box: Ssh, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_a_cancel_ends_the_far_process(box: Ssh, tmp_path: Path) -> None:
+async def test_a_cancel_ends_the_remote_process(box: Ssh, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     async with anyio.create_task_group() as group:
         group.start_soon(box.run, ["sh", "-c", f"echo $$ > {pid_file}; exec sleep 1000"])
@@ -180,7 +178,7 @@ async def test_a_cancel_ends_the_far_process(box: Ssh, tmp_path: Path) -> None:
     assert (await box.run(["echo", "fine"])).out == b"fine\n"
 
 
-async def test_leaving_a_stream_ends_the_far_process(box: Ssh, tmp_path: Path) -> None:
+async def test_closing_a_stream_ends_the_remote_process(box: Ssh, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     stream = box.stream(["sh", "-c", f"echo $$ > {pid_file}; exec yes"])
     assert (await anext(stream)).startswith(b"y\n")
@@ -188,7 +186,7 @@ async def test_leaving_a_stream_ends_the_far_process(box: Ssh, tmp_path: Path) -
     eventually(lambda: gone(int(pid_file.read_text())))
 
 
-async def test_a_stream_says_how_it_ended(box: Ssh) -> None:
+async def test_a_failed_stream_raises_with_its_exit_code(box: Ssh) -> None:
     got = b""
     with pytest.raises(CommandFailed, match="broken") as failed:
         async for chunk in box.stream(["sh", "-c", "echo part; echo broken >&2; exit 3"]):

@@ -20,7 +20,7 @@ from sshd import Sshd, keygen
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("client")]
 
 
-async def test_first_contact_hands_the_key_back_and_holds_to_it(sshd: Sshd, tmp_path: Path) -> None:
+async def test_first_contact_returns_a_key_that_can_be_pinned(sshd: Sshd, tmp_path: Path) -> None:
     ssh = machine(sshd)
     key = await ssh.open()
     await ssh.aclose()
@@ -68,7 +68,7 @@ async def test_a_key_that_changes_between_two_calls_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-async def test_the_users_known_hosts_count(sshd: Sshd, tmp_path: Path, hashed: bool) -> None:
+async def test_the_users_known_hosts_are_checked(sshd: Sshd, tmp_path: Path, hashed: bool) -> None:
     known = sshd.folder / "known_hosts"
     keygen(tmp_path / "wrong")
     wrong = " ".join((tmp_path / "wrong.pub").read_text().split()[:2])
@@ -92,7 +92,7 @@ async def test_the_users_known_hosts_count(sshd: Sshd, tmp_path: Path, hashed: b
 
 
 @pytest.mark.parametrize("who", ["|1|x|y", "|1|", "@revoked |1|****|****", "*1" * 20 + "!"])
-async def test_no_line_of_known_hosts_stands_in_the_way(sshd: Sshd, who: str) -> None:
+async def test_malformed_known_hosts_lines_are_ignored(sshd: Sshd, who: str) -> None:
     known = sshd.folder / "known_hosts"
     known.write_text(f"{who} {sshd.host_key}\n[127.0.0.1]:{sshd.port} {sshd.host_key}\n")
     ssh = machine(sshd)
@@ -105,7 +105,7 @@ async def test_no_line_of_known_hosts_stands_in_the_way(sshd: Sshd, who: str) ->
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "*", "[127.0.0.?]:*,other"])
-async def test_a_revoked_key_is_refused_whoever_else_vouches_for_it(sshd: Sshd, who: str, pinned: bool) -> None:
+async def test_a_revoked_key_is_refused_despite_other_entries(sshd: Sshd, who: str, pinned: bool) -> None:
     known = sshd.folder / "known_hosts"
     lines = f"[127.0.0.1]:{sshd.port} {sshd.host_key}\n@revoked {who.format(port=sshd.port)} {sshd.host_key}\n"
     try:
@@ -117,7 +117,7 @@ async def test_a_revoked_key_is_refused_whoever_else_vouches_for_it(sshd: Sshd, 
         known.unlink()
 
 
-async def test_other_markers_and_patterns(sshd: Sshd, tmp_path: Path) -> None:
+async def test_markers_and_patterns_in_known_hosts_are_respected(sshd: Sshd, tmp_path: Path) -> None:
     known = sshd.folder / "known_hosts"
     keygen(tmp_path / "other")
     other = " ".join((tmp_path / "other.pub").read_text().split()[:2])
@@ -139,7 +139,7 @@ async def test_other_markers_and_patterns(sshd: Sshd, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["[127.0.0.1]:{port}", "[127.0.*]:*", "other,[127.0.0.?]:{port}", "!x,[127.*]:*"])
-async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
+async def test_a_host_known_only_by_certificate_is_not_trusted_unseen(
     sshd: Sshd, client: str, tmp_path: Path, who: str
 ) -> None:
     known = sshd.folder / "known_hosts"
@@ -168,7 +168,7 @@ async def test_a_host_that_only_a_certificate_vouches_for_is_not_trusted_unseen(
 
 
 @pytest.mark.parametrize("who", ["*", "[*]:*", "*,![127.0.0.1]:*", "*.example.com", "10.0.0.*"])
-async def test_an_authority_for_all_or_other_hosts_says_nothing_of_this_one(sshd: Sshd, who: str) -> None:
+async def test_a_wildcard_or_foreign_authority_does_not_vouch_for_this_host(sshd: Sshd, who: str) -> None:
     known = sshd.folder / "known_hosts"
     known.write_text(f"@cert-authority {who} {sshd.host_key}\n")
     ssh = machine(sshd)

@@ -82,7 +82,7 @@ async def works(config: Path) -> None:
 
 
 @pytest.mark.usefixtures("client")
-async def test_a_key_that_only_an_agent_holds(
+async def test_a_key_held_only_by_an_agent_logs_in(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, wording: Wording
 ) -> None:
     """As with 1Password and hardware agents: the public key is on disk, the private key behind IdentityAgent."""
@@ -95,7 +95,7 @@ async def test_a_key_that_only_an_agent_holds(
     await works(config)
 
 
-async def test_a_certificate_of_the_user(
+async def test_a_user_certificate_logs_in(
     client: str, rewrite: Callable[..., Path], tmp_path: Path, wording: Wording
 ) -> None:
     """The server trusts a certificate authority and no individual key."""
@@ -129,7 +129,7 @@ async def test_a_certificate_of_the_user(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("client")
-async def test_identity_agent_none_asks_no_agent(
+async def test_identity_agent_none_uses_no_agent(
     sshd: Sshd, agent: Path, rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent at SSH_AUTH_SOCK has the key, but the user's configuration excludes the agent for this host."""
@@ -146,7 +146,7 @@ async def test_identity_agent_none_asks_no_agent(
 
 
 @pytest.mark.usefixtures("client")
-async def test_no_key_and_no_agent_is_said_with_a_cure(
+async def test_a_login_without_key_or_agent_suggests_ssh_keygen(
     rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -158,7 +158,7 @@ async def test_no_key_and_no_agent_is_said_with_a_cure(
 
 
 @pytest.mark.usefixtures("client")
-async def test_a_key_with_a_passphrase(
+async def test_a_passphrase_protected_key_is_an_auth_failure(
     rewrite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -185,7 +185,7 @@ def certified(tmp_path: Path) -> Iterator[tuple[Sshd, str]]:
 
 
 @pytest.mark.slow
-async def test_a_host_that_an_authority_certifies(
+async def test_a_host_certified_by_its_authority_is_trusted(
     certified: tuple[Sshd, str], tmp_path: Path, wording: Wording
 ) -> None:
     server, authority = certified
@@ -210,7 +210,7 @@ async def test_a_host_that_an_authority_certifies(
         await machine(server).open()
 
 
-async def test_a_host_of_which_the_user_demands_that_it_is_known(sshd: Sshd, rewrite: Callable[..., Path]) -> None:
+async def test_strict_host_key_checking_refuses_an_unknown_host(sshd: Sshd, rewrite: Callable[..., Path]) -> None:
     config = rewrite(f"IdentityFile {sshd.folder}/clientkey", "StrictHostKeyChecking yes")
     with pytest.raises(HostKeyUnproven, match="StrictHostKeyChecking") as refused:
         await at(config).open()
@@ -220,9 +220,7 @@ async def test_a_host_of_which_the_user_demands_that_it_is_known(sshd: Sshd, rew
     await ssh.aclose()
 
 
-async def test_a_command_of_the_users_that_knows_the_hosts(
-    sshd: Sshd, rewrite: Callable[..., Path], tmp_path: Path
-) -> None:
+async def test_known_hosts_command_is_used(sshd: Sshd, rewrite: Callable[..., Path], tmp_path: Path) -> None:
     tool = tmp_path / "hosts"
     tool.write_text(f'#!/bin/sh\necho "$1 {sshd.host_key}"\n')
     tool.chmod(0o755)
@@ -269,7 +267,7 @@ async def test_a_jump_host_that_shows_another_key_is_named(sshd: Sshd, tmp_path:
 
 
 @pytest.mark.slow
-async def test_two_jump_hosts_and_one_that_takes_no_key(sshd: Sshd, tmp_path: Path) -> None:
+async def test_two_jump_hosts_work_and_a_refusing_jump_host_is_named(sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "stranger")
     config = tmp_path / "config"
     text = (
@@ -296,9 +294,7 @@ async def test_two_jump_hosts_and_one_that_takes_no_key(sshd: Sshd, tmp_path: Pa
      ("/usr/sbin/nologin", "not available"), ("/bin/false", None),
      ('rbash -c "$SSH_ORIGINAL_COMMAND"', "restricted")],
 )  # fmt: skip
-async def test_an_account_that_runs_no_command_is_an_error_that_says_so(
-    tmp_path: Path, forced: str, said: str | None
-) -> None:
+async def test_an_account_without_a_shell_is_reported(tmp_path: Path, forced: str, said: str | None) -> None:
     need("the shells of this test", forced[0] != "/" or Path(forced).exists())
     server = Sshd(tmp_path / "s", more=f"ForceCommand {forced}").start()
     backend = SshBackend(SystemClock(), config=server.config)
@@ -322,7 +318,7 @@ async def test_an_account_that_runs_no_command_is_an_error_that_says_so(
 # ------------------------------------------------------------------------------------------------- the master process
 
 
-async def test_no_secret_of_ours_goes_along(
+async def test_our_secrets_are_never_sent(
     sshd: Sshd, rewrite: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`SendEnv *` in the user's configuration would send the whole environment."""
@@ -341,7 +337,7 @@ async def test_no_secret_of_ours_goes_along(
 
 
 @pytest.mark.slow
-async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
+async def test_a_close_leaves_no_master_process_or_folder(sshd: Sshd) -> None:
     ssh = machine(sshd)
     await ssh.run(["true"])
     opened = ssh.link.connection()
@@ -353,7 +349,7 @@ async def test_nothing_is_left_after_a_close(sshd: Sshd) -> None:
 
 
 @pytest.mark.prove
-async def test_a_process_that_is_killed_leaves_no_connection(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_killed_process_leaves_no_connection(sshd: Sshd, tmp_path: Path) -> None:
     """The master outlives the process by at most `ORPHAN_S` seconds."""
     code = f"""
 import anyio, os, pathlib, signal
@@ -374,7 +370,7 @@ anyio.run(main)
 
 
 @pytest.mark.slow
-async def test_a_master_that_was_killed_is_a_lost_connection(sshd: Sshd) -> None:
+async def test_a_killed_master_is_a_lost_connection(sshd: Sshd) -> None:
     ssh = machine(sshd)
     stream = ssh.stream(["sh", "-c", "echo begun; exec sleep 100"])
     assert await anext(stream) == b"begun\n"

@@ -57,7 +57,7 @@ async def test_a_thousand_hostile_values_never_execute(box: Ssh, tmp_path: Path)
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "ksh", "fish"])
-def test_every_login_shell_reads_the_line_back(shell: str, tmp_path: Path) -> None:
+def test_every_login_shell_preserves_the_arguments(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
     values = [
@@ -86,7 +86,7 @@ def test_every_login_shell_reads_the_line_back(shell: str, tmp_path: Path) -> No
     assert not (tmp_path / "canary").exists()
 
 
-def test_what_no_command_line_can_hold_is_refused() -> None:
+def test_unrepresentable_arguments_are_refused() -> None:
     for argv in ([], [""], ["a\0b"], ["x" * 130_000]):
         with pytest.raises(BadRequest):
             command_line(argv, "m")
@@ -99,7 +99,7 @@ def test_a_hostile_host_name_is_refused(host: str) -> None:
         resolve(host)
 
 
-async def test_a_shell_that_prints_before_the_command(sshd: Sshd, tmp_path: Path) -> None:
+async def test_shell_output_before_the_command_is_dropped(sshd: Sshd, tmp_path: Path) -> None:
     noisy = Sshd(
         tmp_path / "noisy", more='ForceCommand printf "Welcome!\\n{\\"ok\\":true}\\n"; sh -c "$SSH_ORIGINAL_COMMAND"'
     )
@@ -112,7 +112,7 @@ async def test_a_shell_that_prints_before_the_command(sshd: Sshd, tmp_path: Path
         noisy.stop()
 
 
-async def test_a_forced_command_is_no_answer(tmp_path: Path) -> None:
+async def test_forced_command_output_is_a_bad_reply(tmp_path: Path) -> None:
     forced = Sshd(tmp_path / "forced", more="ForceCommand echo this account is not available")
     forced.start()
     ssh = machine(forced)

@@ -21,7 +21,7 @@ from wording import Wording
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("client")]
 
 
-async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path, wording: Wording) -> None:
+async def test_a_key_refused_by_the_machine_is_an_auth_failure(sshd: Sshd, tmp_path: Path, wording: Wording) -> None:
     keygen(tmp_path / "stranger")
     config = tmp_path / "config"
     config.write_text(sshd.config.read_text().replace(f"{sshd.folder}/clientkey", str(tmp_path / "stranger")))
@@ -30,7 +30,7 @@ async def test_a_key_the_machine_does_not_take(sshd: Sshd, tmp_path: Path, wordi
     wording(str(refused.value).partition(" (")[0], f"{getpass.getuser()}@127.0.0.1")
 
 
-async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
+async def test_a_password_only_host_is_an_auth_failure(tmp_path: Path) -> None:
     server = Sshd(tmp_path / "pw", more="")
     server.prepare()
     import sshd as helpers
@@ -50,7 +50,7 @@ async def test_a_host_that_only_takes_passwords(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_a_closed_port(sshd: Sshd, closed_port: int) -> None:
+async def test_a_closed_port_is_unreachable(sshd: Sshd, closed_port: int) -> None:
     with pytest.raises(Unreachable):
         await Ssh(resolve("127.0.0.1", port=closed_port, config=sshd.config), config=sshd.config).open()
 
@@ -83,14 +83,14 @@ def listener() -> Iterator[Callable[[bytes | None], int]]:
         sock.close()
 
 
-async def test_a_port_that_answers_something_else(sshd: Sshd, listener: Callable[[bytes | None], int]) -> None:
+async def test_a_port_without_ssh_is_reported(sshd: Sshd, listener: Callable[[bytes | None], int]) -> None:
     port = listener(b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\n\r\n" + b"<html>\r\n" * 200)
     with pytest.raises((BadReply, Unreachable), match="SSH"):
         await Ssh(resolve("127.0.0.1", port=port, config=sshd.config), config=sshd.config).open()
 
 
 @pytest.mark.slow
-async def test_a_banner_that_never_comes(
+async def test_a_missing_banner_is_unreachable(
     sshd: Sshd,
     listener: Callable[[bytes | None], int],
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +104,7 @@ async def test_a_banner_that_never_comes(
 # -------------------------------------------------------------------------------------------- indirect connections
 
 
-async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_connection_through_a_jump_host_works(sshd: Sshd, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
         f"Host far\n  HostName 127.0.0.1\n  Port {sshd.port}\n  ProxyJump box\n" + sshd.config.read_text()
@@ -114,7 +114,7 @@ async def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
     await ssh.aclose()
 
 
-async def test_through_a_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
+async def test_a_connection_through_a_proxy_command_works(sshd: Sshd, tmp_path: Path) -> None:
     config = tmp_path / "config"
     command = f"ssh -F {sshd.config} -o StrictHostKeyChecking=no -W %h:%p box"
     config.write_text(
@@ -137,7 +137,7 @@ def test_the_configuration_is_read_with_includes(tmp_path: Path) -> None:
     assert found.known_as == "[10.1.2.3]:2200"
 
 
-def test_a_known_hosts_file_whose_path_has_spaces(tmp_path: Path) -> None:
+def test_a_known_hosts_path_with_spaces_is_resolved(tmp_path: Path) -> None:
     """`ssh -G` prints the path without the quotes from the configuration."""
     folder = tmp_path / "my keys"
     folder.mkdir()

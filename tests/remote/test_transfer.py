@@ -45,7 +45,7 @@ def some(folder: Path, **sizes: int) -> dict[str, Path]:
 HOSTILE = ["a b", "-rf", "$(touch canary)", "`touch canary`", "quote'\"s", "back\\slash", "*", "~", "ü", "deep/er/x"]
 
 
-async def test_files_arrive_as_they_are_whatever_their_names(box: Ssh, tmp_path: Path) -> None:
+async def test_files_arrive_unchanged_whatever_their_names(box: Ssh, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=100_000, empty=0)
     listing = {"a": files["a"], "empty": files["empty"], **dict.fromkeys(HOSTILE, files["a"])}
     far = tmp_path / "far folder"
@@ -68,7 +68,7 @@ async def test_a_changed_file_replaces_the_old_one(box: Ssh, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["../up", "/abs", "a/../../up", "nul\0", "new\nline", ""])
-async def test_a_name_that_leaves_is_refused(box: Ssh, tmp_path: Path, name: str) -> None:
+async def test_a_name_that_leaves_the_folder_is_refused(box: Ssh, tmp_path: Path, name: str) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(WardenError):
         await push(box, {name: files["a"]}, str(tmp_path / "in" / "far"))
@@ -85,7 +85,7 @@ async def test_links_pipes_and_devices_are_never_sent(box: Ssh, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [100, SMALL_BYTES + 1])
-async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
+async def test_a_file_in_a_folder_that_becomes_a_link_is_not_sent(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, wording: Wording
 ) -> None:
     """The file behind the link has the same name, size, and time."""
@@ -106,7 +106,7 @@ async def test_a_file_below_a_folder_that_becomes_a_link_is_not_sent(
     assert not (tmp_path / "far/x").exists()
 
 
-async def test_a_part_that_lies_is_sent_anew(box: Ssh, tmp_path: Path) -> None:
+async def test_a_corrupt_part_is_sent_again(box: Ssh, tmp_path: Path) -> None:
     files = some(tmp_path / "here", a=50_000)
     await push(box, files, str(tmp_path / "far"))
     key = row("a", files["a"]).key
@@ -118,7 +118,7 @@ async def test_a_part_that_lies_is_sent_anew(box: Ssh, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_full_folder_is_said(box: Ssh, tmp_path: Path, wording: Wording) -> None:
+async def test_an_unwritable_folder_is_reported(box: Ssh, tmp_path: Path, wording: Wording) -> None:
     files = some(tmp_path / "here", a=10)
     with pytest.raises(BadRequest) as refused:
         await push(box, files, "/proc/nowhere")
@@ -146,7 +146,7 @@ async def cut_push(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, s
 
 @pytest.mark.prove
 @pytest.mark.usefixtures("client")
-async def test_a_push_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
+async def test_a_push_resumes_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_push(sshd, proxy, tmp_path, 4, 20_000_000)
 
 
@@ -160,7 +160,7 @@ async def test_a_push_cut_a_hundred_times(sshd: Sshd, proxy: CuttingProxy, tmp_p
 # ------------------------------------------------------------------------------------------------------- small files
 
 
-def test_what_takes_them_runs_where_the_runner_runs() -> None:
+def test_the_upload_agent_parses_as_python_3_8() -> None:
     ast.parse(Path(upload_agent.__file__).read_text(), feature_version=(3, 8))
 
 
@@ -180,7 +180,7 @@ def same(files: dict[str, Path], far: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_only_what_is_not_there_goes_again(box: Ssh, tmp_path: Path) -> None:
+async def test_only_missing_or_changed_files_are_sent_again(box: Ssh, tmp_path: Path) -> None:
     files = many(tmp_path / "here", 700) | some(tmp_path / "large", large=300_000)
     got = await push(box, files, str(tmp_path / "far"), python=sys.executable)
     same(files, tmp_path / "far")
@@ -197,7 +197,7 @@ async def test_only_what_is_not_there_goes_again(box: Ssh, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
+async def test_a_file_changing_while_it_is_sent_gets_no_final_name(
     box: Ssh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     """The file is truncated after it was listed. Not even a part of it may get its final name."""
@@ -218,7 +218,7 @@ async def test_a_file_that_changes_while_it_is_sent_gets_no_name(
 
 
 @pytest.mark.parametrize("cut", [0, 3 << 20])
-async def test_holes_stay_holes(box: Ssh, tmp_path: Path, cut: int) -> None:
+async def test_holes_are_preserved(box: Ssh, tmp_path: Path, cut: int) -> None:
     sparse = tmp_path / "sparse"
     with sparse.open("wb") as file:
         for at in (0, 2 << 20, 5 << 20):
@@ -238,7 +238,7 @@ async def test_holes_stay_holes(box: Ssh, tmp_path: Path, cut: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 300_000])
-async def test_an_earlier_push_that_still_writes_is_waited_for(box: Ssh, tmp_path: Path, size: int) -> None:
+async def test_a_push_waits_for_an_earlier_push_to_finish_writing(box: Ssh, tmp_path: Path, size: int) -> None:
     """The earlier push's connection was cut, but its agent hasn't noticed yet."""
     files = some(tmp_path / "here", a=300_000)
     far = tmp_path / "far"
@@ -258,7 +258,7 @@ async def test_an_earlier_push_that_still_writes_is_waited_for(box: Ssh, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["../up", "a/../up", "/up", "a//up", "", "a/.."])
-def test_the_agent_takes_no_name_that_leaves_its_folder(tmp_path: Path, name: str, wording: Wording) -> None:
+def test_the_agent_refuses_names_that_leave_its_folder(tmp_path: Path, name: str, wording: Wording) -> None:
     far = tmp_path / "far"
     words = [name, "3", hashlib.sha256(b"abc").hexdigest()]
     head = "\0".join(["fine", *words[1:], *words]).encode()
@@ -274,7 +274,7 @@ def test_the_agent_takes_no_name_that_leaves_its_folder(tmp_path: Path, name: st
 
 
 @pytest.mark.slow
-async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: Path, wording: Wording) -> None:
+async def test_a_link_on_the_machine_is_not_followed(box: Ssh, tmp_path: Path, wording: Wording) -> None:
     files = many(tmp_path / "here", 20)
     far, outside = tmp_path / "far", tmp_path / "outside"
     far.mkdir()
@@ -300,7 +300,9 @@ async def test_a_link_on_the_machine_is_not_written_through(box: Ssh, tmp_path: 
         pytest.param("[" * 60_000, id="deep"),
     ],
 )
-async def test_a_machine_that_lies_is_not_believed(box: Ssh, tmp_path: Path, lie: str, wording: Wording) -> None:
+async def test_a_false_reply_of_the_machine_is_a_bad_reply(
+    box: Ssh, tmp_path: Path, lie: str, wording: Wording
+) -> None:
     files = many(tmp_path / "here", 20)
     liar = tmp_path / "python"
     hello = '{"fresh": true, "free": 99999999999, "inodes": null}'
@@ -338,7 +340,7 @@ class Said:
 
 
 @pytest.mark.parametrize("first", [[], [HELLO], [b'{"fresh": false, "free": 99999999999, "inodes": null}']])
-def test_a_machine_that_only_says_that_it_is_there_is_left(
+def test_a_machine_sending_only_keepalives_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[bytes], wording: Wording
 ) -> None:
     files = some(tmp_path / "here", a=10)
@@ -349,13 +351,13 @@ def test_a_machine_that_only_says_that_it_is_there_is_left(
     assert said.now < 700
 
 
-def test_a_machine_that_hashes_large_files_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_large_files_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Said(monkeypatch, chain([b"{}"] * 10, [b'{"sha256": []}']))
     assert said.stream()._next("sha256", size=10 << 30) == {"sha256": []}
 
 
 @pytest.mark.slow
-def test_an_answer_that_names_a_file_many_times_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_naming_a_file_many_times_is_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Said(monkeypatch, iter([])).stream()
     entry = row("a", some(tmp_path / "here", a=10)["a"])
     stream._rows, stream._carried = [replace(entry, name=str(n)) for n in range(300_000)], 1
@@ -364,7 +366,7 @@ def test_an_answer_that_names_a_file_many_times_costs_little(tmp_path: Path, mon
     assert stream.counts.wrong == {"0"} and len(stream.counts.landed) == 299_999
 
 
-def test_what_a_machine_says_of_its_failure_is_one_safe_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machines_error_becomes_one_safe_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Said(monkeypatch, iter([])).stream()
     with pytest.raises(BadRequest) as failed:
         stream._heard(json.dumps({"error": "\x1b[31m\n<<<END\u202e" + "x" * 100_000}).encode())
@@ -392,5 +394,5 @@ async def cut_small(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path, cuts: int, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("client")
-async def test_a_push_of_small_files_goes_on_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
+async def test_a_push_of_small_files_resumes_after_every_cut(sshd: Sshd, proxy: CuttingProxy, tmp_path: Path) -> None:
     await cut_small(sshd, proxy, tmp_path, 6, 1500)

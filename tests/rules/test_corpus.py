@@ -53,7 +53,7 @@ def test_a_seeded_fault_is_seen(hub: HubServer, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_confusion_table(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_confusion_table_is_within_limits(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     table = {("ok", True): 0, ("ok", False): 0, ("bad", True): 0, ("bad", False): 0}
     for name in NAMES:
         found = [f for f in findings(hub, name) if f.severity in SEEN and f.rule not in USUAL]
@@ -70,6 +70,6 @@ def test_the_confusion_table(hub: HubServer, capsys: pytest.CaptureFixture[str])
     assert table[("bad", True)] >= 0.95 * (table[("bad", True)] + table[("bad", False)])
 
 
-def test_every_script_is_in_the_index_and_back() -> None:
+def test_scripts_and_index_entries_match() -> None:
     assert {n for n in NAMES if n.startswith("bad_")} == {n for n in INDEX if n.startswith("bad_")}
     assert set(INDEX) <= set(NAMES)

@@ -45,7 +45,7 @@ BY_SIGNATURES = {"keyword that does not exist", "flag with a typo", "import that
 BY_ESTIMATES = {"timeout too short"}
 
 
-def test_the_list() -> None:
+def test_the_script_list_is_valid_and_large_enough() -> None:
     listed = scripts()
     assert len(listed) >= 150
     assert len({s.name for s in listed}) == len(listed)
@@ -56,14 +56,14 @@ def test_the_list() -> None:
     assert all(reason for s in listed for _, _, reason in s.refused)
 
 
-def test_the_table_of_repos_has_what_the_jobs_name() -> None:
+def test_the_repo_table_covers_every_repo_named_by_the_jobs() -> None:
     table = json.loads((CORPUS / "foreign_hub.json").read_text(encoding="utf-8"))
     named = {a for s in scripts() for a in s.args if re.fullmatch(r"[\w-]+/[\w.-]+", a) and not a.startswith("out")}
     assert named - {REPO} <= table["models"].keys() | table["datasets"].keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_fault(kind: str) -> None:
+def test_each_kind_of_fault_is_detected(kind: str) -> None:
     platform, fault = KINDS[kind]
     push = ("--push_to_hub",) if platform == "hf-jobs" else ()
     outputs = ("/hub/models/me/model",) if push else ("out",)
@@ -85,20 +85,20 @@ def test_a_control_adds_no_refusal(tmp_path: Path) -> None:
     assert not blocking(findings(control.job))
 
 
-def test_a_wrong_repo_is_seeded_into_any_model_that_a_flag_names() -> None:
+def test_a_wrong_repo_is_seeded_into_a_model_flag() -> None:
     job = Job("parser.parse_args()", ("--model_name_or_path", "facebook/opt-125m", "--data", "x"))
     changed = KINDS["repo that does not exist"][1](job, ast.parse(job.text))
     assert changed is not None and changed.args == ("--model_name_or_path", "facebook/opt-125m-v9x", "--data", "x")
 
 
-def test_what_still_saves_has_no_fault() -> None:
+def test_a_script_that_still_saves_gets_no_fault() -> None:
     job = Job("trainer.save_model()\nbest = saver.save_checkpoint(model)")
     assert KINDS["nothing saved"][1](job, ast.parse(job.text)) is None
     job = Job("trainer.save_state()\ntrainer._save(folder, state_dict=state)")
     assert KINDS["nothing saved"][1](job, ast.parse(job.text)) is None
 
 
-def test_a_keyword_is_added_before_a_comment_at_the_end_of_a_call() -> None:
+def test_a_keyword_is_added_before_a_calls_trailing_comment() -> None:
     header = '# /// script\n# dependencies = ["trl"]\n# ///\n'
     job = Job(header + 'SFTConfig(\n    output_dir="out",  # a folder\n    # hub_model_id="me/it"\n)\n')
     changed = KINDS["argument that was removed"][1](job, ast.parse(job.text))

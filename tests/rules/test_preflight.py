@@ -49,14 +49,14 @@ def findings(job: Any, where: HubConfig) -> list[Finding]:
 
 
 @pytest.mark.parametrize(("rule", "job"), [(r, j) for r, (fire, _) in CASES.items() for j in fire])
-def test_it_fires(hub: HubServer, rule: str, job: Any) -> None:
+def test_a_rule_fires_on_its_bad_jobs(hub: HubServer, rule: str, job: Any) -> None:
     found = [f for f in findings(job, config(hub, HF_TOKEN)) if f.rule == rule]
     assert found
     assert all(f.fix and len(f.message) < 600 for f in found)
 
 
 @pytest.mark.parametrize(("rule", "job"), [(r, j) for r, (_, silent) in CASES.items() for j in silent])
-def test_it_is_silent(hub: HubServer, rule: str, job: Any) -> None:
+def test_a_rule_is_silent_on_its_good_jobs(hub: HubServer, rule: str, job: Any) -> None:
     assert [f for f in findings(job, config(hub, HF_TOKEN)) if f.rule == rule] == []
 
 
@@ -157,12 +157,12 @@ CIRCLES = (
 
 
 @pytest.mark.parametrize("script", CIRCLES)
-def test_classes_that_inherit_in_circles_are_judged(hub: HubServer, script: str) -> None:
+def test_classes_with_circular_inheritance_are_judged(hub: HubServer, script: str) -> None:
     script = f"from transformers import TrainingArguments\n{script}\nTrainingArguments('x', evaluation_strategy='no')"
     assert severities(hub, script, "PF-API-001") == [Severity.ERROR]
 
 
-def test_a_split_that_is_looked_up_in_a_try_is_a_warning(hub: HubServer) -> None:
+def test_a_missing_split_looked_up_in_a_try_is_not_reported(hub: HubServer) -> None:
     text = "from datasets import load_dataset\nds = load_dataset('trl-lib/tldr')\n"
     assert severities(hub, text + "ds['nope']", "PF-DATA-001") == [Severity.ERROR]
     tried = f"{text}try:\n    test = ds['nope']\nexcept KeyError:\n    test = ds['train']"
@@ -193,7 +193,7 @@ def test_flash_attention_with_a_fallback_is_a_warning_on_an_old_gpu(hub: HubServ
         ("torch.cuda.get_device_capability()[0] >= 8", "PF-HW-002", Severity.WARNING),
     ],
 )
-def test_code_that_runs_on_a_new_machine_is_certain(
+def test_code_that_always_runs_on_a_new_machine_is_judged_as_certain(
     hub: HubServer, condition: str, rule: str, severity: Severity
 ) -> None:
     script = SURVIVED.get(rule, SURVIVED["PF-DEP-003"]).replace("\n", f"\nif {condition}:\n    ")
@@ -206,7 +206,7 @@ def test_a_program_may_be_missing_if_its_error_is_ignored(hub: HubServer, line: 
     assert severities(hub, f"import subprocess\nprint({line})", "PF-SYS-003") == [Severity.INFO]
 
 
-def test_the_pushes_of_a_settings_file_are_not_known(hub: HubServer) -> None:
+def test_pushes_in_a_settings_file_are_unknown(hub: HubServer) -> None:
     text = (
         "from trl import SFTConfig, SFTTrainer, TrlParser\n(args,) = TrlParser((SFTConfig,)).parse_args_and_config()\n"
     )
@@ -228,7 +228,7 @@ YOLO = "from ultralytics import YOLO\nYOLO('yolo26n.pt').train(data='coco128.yam
         pytest.param("import torch\nloss.backward()", {"platform": "runpod"}, Severity.ERROR, id="nothing"),
     ],
 )
-def test_saving_to_another_folder_is_refused_if_it_goes_with_the_job(
+def test_saving_to_a_folder_lost_with_the_job_is_refused(
     hub: HubServer, script: str, where: dict[str, Any], severity: Severity
 ) -> None:
     (found,) = [f for f in findings({"script": plain(script), **where}, config(hub)) if f.rule == "PF-OUT-005"]
@@ -263,7 +263,7 @@ loss.backward()
         "def finish(how=torch.save):\n    how({}, 'out/a.pt')",
     ],
 )
-def test_a_save_that_is_passed_on_may_write_any_file(hub: HubServer, line: str) -> None:
+def test_a_save_function_passed_on_may_write_any_file(hub: HubServer, line: str) -> None:
     assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.INFO]
     assert severities(hub, LOOPS.format(line), "PF-OUT-004") == []
 
@@ -297,7 +297,7 @@ def test_a_method_with_an_unknown_name_may_save_unless_it_writes_a_report(
         "subprocess.run(['git', 'push'], check=True)",
     ],
 )
-def test_a_program_that_is_not_analyzed_may_save(hub: HubServer, line: str) -> None:
+def test_an_unanalyzed_program_may_save(hub: HubServer, line: str) -> None:
     assert severities(hub, f"import os, subprocess\n{LOOPS.format(line)}", "PF-OUT-005") == [Severity.WARNING]
 
 
@@ -310,7 +310,7 @@ def test_a_program_that_only_installs_saves_nothing(hub: HubServer, line: str) -
 
 
 @pytest.mark.parametrize("line", ["T = SFTTrainer", "T = {'sft': SFTTrainer}['sft']", "T = partial(SFTTrainer, x=1)"])
-def test_a_trainer_that_is_renamed_may_save_and_evaluate(hub: HubServer, line: str) -> None:
+def test_a_renamed_trainer_may_save_and_evaluate(hub: HubServer, line: str) -> None:
     script = SFT.format(data="trl-lib/Capybara", model="Qwen/Qwen2.5-0.5B", args='eval_strategy="steps"')
     renamed = script.replace("\nSFTTrainer(", f"\n{line}\nT(")
     assert severities(hub, renamed, "PF-OUT-005") == [Severity.INFO]
@@ -319,7 +319,7 @@ def test_a_trainer_that_is_renamed_may_save_and_evaluate(hub: HubServer, line: s
 
 
 @pytest.mark.parametrize("line", ["up = HfApi().upload_folder", "pool.submit(model.push_to_hub, 'me/x')"])
-def test_an_upload_that_is_passed_on_may_push_anywhere(hub: HubServer, line: str) -> None:
+def test_an_upload_function_passed_on_may_push_anywhere(hub: HubServer, line: str) -> None:
     hf = {"platform": "hf-jobs", "outputs": ("/hub/models/me/x",)}
     assert severities(hub, LOOPS.format(line), "PF-OUT-005", **hf) == [Severity.WARNING]
     assert severities(hub, LOOPS.format(line), "PF-PUSH-001", secrets=(), **hf) == [Severity.WARNING]
@@ -328,7 +328,7 @@ def test_an_upload_that_is_passed_on_may_push_anywhere(hub: HubServer, line: str
 @pytest.mark.parametrize(
     "line", ["print(args.save_state)", "getattr(args, 'save_state')", "isinstance(x, torch.save)", "f: torch.save = 1"]
 )
-def test_a_setting_or_a_type_is_no_save(hub: HubServer, line: str) -> None:
+def test_a_setting_or_a_type_is_not_a_save(hub: HubServer, line: str) -> None:
     assert severities(hub, LOOPS.format(line), "PF-OUT-005") == [Severity.ERROR]
 
 
@@ -365,9 +365,7 @@ READS = sft().replace("SFTTrainer(model", "ds = ds.map(lambda row: {'text': row[
         pytest.param(READS, set(), id="its own columns"),
     ],
 )
-def test_the_inputs_of_a_first_try_fit_the_script_or_none_are_named(
-    hub: HubServer, script: str, inputs: set[str]
-) -> None:
+def test_suggested_trial_inputs_fit_the_script_or_are_omitted(hub: HubServer, script: str, inputs: set[str]) -> None:
     (tried,) = [f for f in findings(script, config(hub)) if f.rule == "PF-REL-004"]
     assert set(re.findall(r"[\w.-]+/[\w.-]+", manual_text(tried.fix))) - {"rehearsal/"} == inputs
 
@@ -396,7 +394,7 @@ SFTTrainer(model="Qwen/Qwen2.5-0.5B", train_dataset=data, args=SFTConfig(output_
         ({"script": UNSIZED, "timeout_s": 60, "platform": "local"}, False),
     ],
 )
-def test_a_minute_is_refused_where_nothing_shortens_the_run(hub: HubServer, job: Any, refused: bool) -> None:
+def test_a_one_minute_limit_is_refused_for_an_unshortened_run(hub: HubServer, job: Any, refused: bool) -> None:
     found = [f for f in findings(job, config(hub)) if f.rule == "PF-TIME-003"]
     assert any(f.blocks for f in found) is refused
 
@@ -423,18 +421,18 @@ load_dataset("trl-lib/tldr", split="train").map(row)
         ("len(row.__name__) > 9", False),
     ],
 )
-def test_a_column_that_some_rows_are_read_for_is_a_warning(hub: HubServer, test: str, said: bool) -> None:
+def test_a_column_read_for_only_some_rows_is_a_warning(hub: HubServer, test: str, said: bool) -> None:
     found = [f for f in findings(plain(SOME_ROWS.format(test)), config(hub, HF_TOKEN)) if f.rule == "PF-DATA-003"]
     assert [f.severity for f in found] == ([Severity.WARNING] if said else [])
 
 
 @pytest.mark.parametrize(("extra", "severity"), [("vllm", Severity.ERROR), ("of-a-later-release", Severity.WARNING)])
-def test_an_extra_that_is_not_known_may_install_any_package(hub: HubServer, extra: str, severity: Severity) -> None:
+def test_an_unknown_extra_may_install_any_package(hub: HubServer, extra: str, severity: Severity) -> None:
     found = findings(plain("import polars", f'"trl[{extra}]"'), config(hub))
     assert [f.severity for f in found if f.rule == "PF-DEP-001"] == [severity]
 
 
-def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> None:
+def test_a_script_at_a_url_is_fetched_and_analyzed(hub: HubServer) -> None:
     hub.store.put("model", "rehearsal/scripts", {"t.py": sft(data="no/such"), "page.py": "<html>no</html>"})
 
     def run(path: str) -> set[str]:
@@ -451,7 +449,7 @@ def test_a_script_behind_an_address_is_asked_for_and_read(hub: HubServer) -> Non
 
 
 @pytest.mark.parametrize("rule", MORE)
-def test_more_ways_to_be_wrong(hub: HubServer, rule: str) -> None:
+def test_more_bad_jobs_are_blocked_until_corrected(hub: HubServer, rule: str) -> None:
     assert rule in {f.rule for f in findings(MORE[rule], config(hub)) if f.blocks}
     right = {"'test'": "'train'", "'body'": "'text'", "answer, ": "solution, "}
     mended = MORE[rule]
@@ -460,7 +458,7 @@ def test_more_ways_to_be_wrong(hub: HubServer, rule: str) -> None:
     assert rule not in {f.rule for f in findings(mended, config(hub))}
 
 
-def test_every_rule_of_these_families_has_both() -> None:
+def test_every_rule_of_these_families_has_firing_and_silent_cases() -> None:
     ids = {r.id for r in rules_of("submit") if r.id.split("-")[1] in MINE}
     assert ids <= set(CASES) | set(example_files())
     assert all(fire and silent for fire, silent in CASES.values())
@@ -476,12 +474,12 @@ def test_a_hub_that_does_not_answer_blocks_only_where_money_runs(platform: str, 
     assert {f.severity for f in found if f.rule in {"PF-HUB-001", "PF-HUB-007"}} == {severity}
 
 
-def test_a_script_that_does_not_touch_the_hub_asks_nothing(hub: HubServer) -> None:
+def test_a_script_without_hub_use_sends_no_requests(hub: HubServer) -> None:
     findings(plain(LOOP), config(hub))
     assert hub.conditions.requests == []
 
 
-def test_a_viewer_that_failed_warns_and_one_that_is_silent_blocks(hub: HubServer) -> None:
+def test_a_failed_viewer_warns_and_a_silent_viewer_blocks(hub: HubServer) -> None:
     hub.conditions.faults.append(Fault("GET /datasets-server/", status=501, body=b'{"error": "no viewer for this"}'))
     refused = [f for f in findings(sft(), config(hub)) if f.rule == "PF-DATA-002"]
     assert [f.severity for f in refused] == [Severity.WARNING]
@@ -492,18 +490,18 @@ def test_a_viewer_that_failed_warns_and_one_that_is_silent_blocks(hub: HubServer
 
 
 @pytest.mark.parametrize("token", [pytest.param(READER, id="reader"), pytest.param("hf_wrong", id="wrong")])
-def test_a_weak_token_is_named_before_it_costs_a_run(hub: HubServer, token: str, wording: Wording) -> None:
+def test_a_weak_token_is_reported_before_the_run(hub: HubServer, token: str, wording: Wording) -> None:
     found = [f for f in findings(sft(PUSH), config(hub, token)) if f.rule == "PF-HUB-007"]
     wording(found[0].message)
 
 
-def test_a_rename_that_would_do_is_spelled_out(hub: HubServer) -> None:
+def test_a_sufficient_column_rename_is_suggested(hub: HubServer) -> None:
     script = sft(data="rehearsal/pairs-other-names").replace("SFT", "DPO")
     (found,) = [f for f in findings(script, config(hub)) if f.rule == "PF-DATA-002"]
     assert '{"chosen_response": "chosen", "rejected_response": "rejected"}' in manual_text(found.fix)
 
 
-def test_a_missing_dataset_comes_with_what_was_meant(hub: HubServer, wording: Wording) -> None:
+def test_a_missing_dataset_gets_a_suggestion(hub: HubServer, wording: Wording) -> None:
     (found,) = [f for f in findings(sft(data="trl-lib/argilla-dpo-mix-7k"), config(hub)) if f.rule == "PF-HUB-001"]
     assert found.severity is Severity.ERROR
     wording(manual_text(found.fix).partition(",")[0], "argilla/dpo-mix-7k")

@@ -222,7 +222,7 @@ FILES = example_files()
 
 
 @pytest.mark.slow
-def test_every_rule_has_an_example_that_fires_and_one_that_is_silent() -> None:
+def test_every_rule_has_firing_and_silent_examples() -> None:
     # CASES covers scripts and the Hub; `test_preflight.py` tries them one by one.
     assert EXAMPLES.keys() | FILES.keys() | CASES.keys() == RULES.keys()
     kept = EXAMPLES | {rule_id: examples_of(path) for rule_id, path in FILES.items()}
@@ -240,7 +240,7 @@ LONG = {"PF-API-005", "PF-IN-002"}
         for rule_id in sorted(EXAMPLES.keys() | FILES.keys())
     ],
 )
-def test_a_rule_speaks_where_it_should_and_only_there(rule_id: str) -> None:
+def test_a_rule_fires_only_on_its_firing_examples(rule_id: str) -> None:
     fires, silent = EXAMPLES.get(rule_id) or examples_of(FILES[rule_id])
     for facts in fires:
         found = list(RULES[rule_id].run(facts))
@@ -249,7 +249,7 @@ def test_a_rule_speaks_where_it_should_and_only_there(rule_id: str) -> None:
         assert list(RULES[rule_id].run(facts)) == [], facts
 
 
-def test_a_good_job_and_a_good_teardown_meet_no_rule_that_blocks() -> None:
+def test_a_good_job_and_a_good_teardown_are_not_blocked() -> None:
     assert [f for f in run_rules(catalog.rules_of("submit"), submit(max_cost_usd=3)) if f.blocks] == []
     assert run_rules(catalog.rules_of("teardown"), teardown()) == []
 
@@ -289,7 +289,7 @@ def severities(rule_id: str, facts: object) -> set[Severity]:
         ("TD-VERB-002", teardown(profile=changed(RENTED, "meter", stops_on=("stop",))), Severity.ERROR),
     ],
 )
-def test_a_rule_weighs_each_case(rule_id: str, facts: object, severity: Severity) -> None:
+def test_a_rule_gives_each_case_its_severity(rule_id: str, facts: object, severity: Severity) -> None:
     assert severity in severities(rule_id, facts)
 
 
@@ -335,7 +335,7 @@ def unreachable() -> list[Finding]:
         (unreachable, "PF-PLACE-001", True),
     ],
 )
-async def test_what_a_backend_says_of_a_place_passes_the_submit_gate(
+async def test_a_backends_findings_about_a_place_reach_the_submit_gate(
     tmp_path: Path, look: Callable[[], list[Finding]], rule_id: str, blocks: bool
 ) -> None:
     from doors import quick_warden
@@ -350,7 +350,7 @@ async def test_what_a_backend_says_of_a_place_passes_the_submit_gate(
 # ------------------------------------------------------------------------------------------------------------- page
 
 
-def test_the_page_is_the_one_that_the_rules_write() -> None:
+def test_the_page_matches_the_generated_rules_page() -> None:
     text = page.page_file().read_text("utf-8")
     assert text == page.render_page(in_calls), "run: gpuwarden rules --write"
     assert all(f"## {rule_id}: " in text for rule_id in RULES)
@@ -372,7 +372,7 @@ OF_SCRIPTS = [  # rules that read only the script
 
 
 @pytest.mark.parametrize("rule_id", OF_SCRIPTS)
-def test_a_documented_script_is_reported_and_what_is_advised_instead_passes(rule_id: str) -> None:
+def test_a_documented_example_is_reported_and_its_alternative_passes(rule_id: str) -> None:
     assert list(RULES[rule_id].run(documented(RULES[rule_id].example)))
     assert not list(RULES[rule_id].run(documented(RULES[rule_id].instead)))
 

@@ -23,14 +23,14 @@ MANY = bool(os.environ.get("GPUWARDEN_SEEDED_FAULTS"))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks after PyTorch was imported")
 
 
-def test_there_are_enough_cases_of_many_kinds_and_a_third_is_unseen() -> None:
+def test_cases_are_numerous_varied_and_about_a_third_unseen() -> None:
     assert len(CASES) == len(cases()) >= 60
     assert len({case.kind for case in CASES.values()}) >= 6
     assert 0.2 < sum(case.unseen for case in CASES.values()) / len(CASES) < 0.47
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_case_is_decided_before_it_is_run(case: Case) -> None:
+def test_a_case_has_a_valid_expected_outcome(case: Case) -> None:
     how, _, what = case.expect.partition(" ")
     assert how in {GATE, REHEARSAL, MACHINE, SURVIVES}
     assert how == SURVIVES or case.fix, "a refusal asks for a change"
@@ -45,7 +45,7 @@ def test_a_case_is_decided_before_it_is_run(case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
+def test_packages_absent_from_a_header_are_missing_on_the_machine() -> None:
     text = (CORPUS / "plain" / "sft.py").read_text(encoding="utf-8")
     need("peft", importlib.util.find_spec("peft") is not None)
     assert "peft" not in missing(text)
@@ -53,7 +53,7 @@ def test_what_a_header_does_not_ask_for_is_missing_on_the_machine() -> None:
 
 
 @pytest.mark.slow
-def test_what_comes_with_a_package_that_is_not_installed_here_is_on_the_machine_too() -> None:
+def test_dependencies_of_uninstalled_packages_are_on_the_machine() -> None:
     need("pillow", importlib.util.find_spec("PIL") is not None)
     text = shipped("image_classification")
     without = replaced(text, [['#   "pillow>=11,<14",  # reads pictures\n', ""]])
@@ -84,7 +84,7 @@ def test_a_job_without_a_fault_ends_well_on_both_sides(jobs: Jobs) -> None:
 @linux
 @pytest.mark.prove
 @pytest.mark.parametrize("name", [name for name in CASES if MANY or name in SOME])
-def test_a_fault_ends_as_it_was_decided(jobs: Jobs, name: str) -> None:
+def test_a_fault_has_its_expected_outcome(jobs: Jobs, name: str) -> None:
     """If GPUWARDEN_SEEDED_FAULTS is set, every case runs, which takes half an hour."""
     guarded = jobs.guarded(CASES[name])
     assert guarded.agrees and guarded.how == CASES[name].expect.partition(" ")[0], guarded.words
@@ -92,7 +92,7 @@ def test_a_fault_ends_as_it_was_decided(jobs: Jobs, name: str) -> None:
         assert jobs.plain(CASES[name]).how == LOST
 
 
-def test_the_page_has_the_figures_of_sixty_cases_and_of_the_unseen_third() -> None:
+def test_the_page_has_figures_for_sixty_cases_including_unseen_cases() -> None:
     page = (CORPUS.parents[1] / "docs" / "seeded-faults.md").read_text(encoding="utf-8")
     table = page.partition("<!-- generated:seeded-faults -->")[2].partition("<!-- /generated -->")[0]
     measured = {name for name in CASES if f": {name} |" in table}

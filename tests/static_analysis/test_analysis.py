@@ -72,7 +72,7 @@ def test_constants_are_followed(text: str, value: object) -> None:
     assert value_of(text) == value
 
 
-def test_the_job_s_own_variables_and_arguments_count() -> None:
+def test_the_jobs_variables_and_arguments_count() -> None:
     assert value_of("import os\nsee(os.environ['M'])", {"M": "a/b"}) == "a/b"
     assert value_of("import os\nsee(os.getenv('M', 'x'))", {"M": "a/b"}) == "a/b"
     parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--m', default='x')\nargs = p.parse_args()\nsee(args.m)"  # noqa: E501
@@ -80,7 +80,7 @@ def test_the_job_s_own_variables_and_arguments_count() -> None:
     assert flags(("--a", "--b=1", "--c-d", "x", "--e", "true")) == {"a": True, "b": 1, "c_d": "x", "e": True}
 
 
-def test_repos_and_what_is_no_repo() -> None:
+def test_repos_are_distinguished_from_local_paths() -> None:
     found = uses(
         "from datasets import load_dataset\nfrom transformers import AutoModel, AutoTokenizer, TrainingArguments\n"
         "from peft import PeftModel\nimport pandas as pd\n"
@@ -99,7 +99,7 @@ def test_repos_and_what_is_no_repo() -> None:
     assert (found.repos[0].config, found.repos[0].split, found.repos[1].revision) == ("cfg", "test", "abc")
 
 
-def test_pushes_and_their_targets() -> None:
+def test_pushes_are_found_with_their_targets() -> None:
     text = "from trl import SFTConfig, SFTTrainer\nc = SFTConfig(output_dir='o')\nc.push_to_hub = True\nc.hub_model_id = 'me/x'\n"  # noqa: E501
     text += "trainer = SFTTrainer(model='a/b', args=c)\ntrainer.push_to_hub('done')\nmodel.push_to_hub('me/y')\n"
     assert {p.target for p in uses(text).pushes} == {"me/x", "me/y"}
@@ -107,12 +107,12 @@ def test_pushes_and_their_targets() -> None:
     assert asked.maybe
 
 
-def test_a_helper_that_runs_programs_is_looked_through() -> None:
+def test_programs_run_by_a_helper_are_found() -> None:
     text = "import subprocess\ndef run(cmd):\n    subprocess.run(cmd, check=True)\nrun(['make', '-j'])\nrun(['sh', '-c', 'cd x && cmake .'])\n"  # noqa: E501
     assert [s.words for s in uses(text).shells] == [("make", "-j"), ("cd", "x"), ("cmake", ".")]
 
 
-def test_a_long_sum_of_words_is_an_unknown_program() -> None:
+def test_a_long_string_concatenation_is_an_unknown_program() -> None:
     facts = read_script("import os\nos.system(" + " + ".join(["a"] * 1500) + ")")
     assert facts.error is None
     (shell,) = facts.uses.shells
@@ -138,7 +138,7 @@ GROWING = {
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_the_work_grows_with_the_length_of_a_script(name: str) -> None:
+def test_the_work_grows_in_proportion_to_the_script_length(name: str) -> None:
     def work(size: int) -> int:
         return lines_run(lambda: read_script(GROWING[name](size)))
 
@@ -178,7 +178,7 @@ HOSTILE = {
 
 @pytest.mark.prove
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_scripts_end_soon_with_one_clear_sentence(text: str) -> None:
+def test_hostile_scripts_finish_soon_with_a_short_error_at_most(text: str) -> None:
     facts = read_script(text)
     assert lines_run(lambda: read_script(text)) < 40_000_000  # the slowest runs 2,000 for each of its 10,000 lines
     assert facts.error is None or ("\n" not in facts.error and len(facts.error) < 300)
@@ -186,12 +186,12 @@ def test_hostile_scripts_end_soon_with_one_clear_sentence(text: str) -> None:
 
 @given(st.text(max_size=200))
 @settings(max_examples=200)
-def test_no_text_makes_it_fail(text: str) -> None:
+def test_arbitrary_text_never_raises(text: str) -> None:
     read_script(text)
     read_command((text, "--dataset_name", text))
 
 
-def test_scripts_in_other_encodings() -> None:
+def test_scripts_in_other_encodings_are_decoded_or_refused() -> None:
     assert decode("x = 'é'".encode()) == "x = 'é'"
     assert decode("# -*- coding: latin-1 -*-\nx = 'é'".encode("latin-1")).endswith("'é'")
     for raw in (b"x = '\xe9'", b"# -*- coding: klingon -*-\n", b"\x80\x81"):
@@ -204,18 +204,18 @@ def test_scripts_in_other_encodings() -> None:
     [("t4-small", "t4", 1), ("a100x4", "a100", 4), ("NVIDIA A100-SXM4-80GB", "a100", 1), ("A100_40GB", "a100-40gb", 1),
      ("RTX_4090", "rtx4090", 1), ("8xH100", "h100", 8), ("gpu_1x_a10", "a10", 1), ("rtx-pro-6000x2", "rtxpro6000", 2)],
 )  # fmt: skip
-def test_words_for_gpus(word: str, name: str, count: int) -> None:
+def test_gpu_names_are_recognized(word: str, name: str, count: int) -> None:
     found = gpu_of(word)
     assert found is not None
     assert (found[0].name, found[1]) == (name, count)
 
 
 @pytest.mark.parametrize("word", [None, "", "cpu-basic", "tpu-v5", "gh200", "x" * 500])
-def test_words_that_are_no_gpu(word: str | None) -> None:
+def test_non_gpu_names_are_not_recognized(word: str | None) -> None:
     assert gpu_of(word) is None
 
 
-def test_requirements() -> None:
+def test_requirements_are_parsed() -> None:
     found = read_requirement("Torch_Vision[x, y] >=0.2, <1 ; python_version > '3'")
     assert found is not None
     assert (found.name, found.extras, found.specifier) == ("Torch_Vision", {"x", "y"}, ">=0.2,<1")
@@ -240,7 +240,7 @@ IMPORTS = {
 }
 
 
-def test_the_import_of_every_known_package_leads_back_to_it() -> None:
+def test_every_known_packages_import_maps_back_to_the_package() -> None:
     packages = {name for name in KNOWN if "[" not in name}
     imports = {name: IMPORTS.get(name, name.replace("-", "_")) for name in packages}
     assert packages >= IMPORTS.keys()

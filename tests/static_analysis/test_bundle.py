@@ -69,7 +69,7 @@ def test_a_bundle_runs_alone(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("6 Prints a number.\n", "")
 
 
-def test_a_traceback_has_the_line_in_the_file(tmp_path: Path) -> None:
+def test_a_traceback_shows_the_bundled_source_line(tmp_path: Path) -> None:
     done = run(tmp_path, together(SCRIPT + "    fail()\n"))
     assert "#|     raise RuntimeError('as wanted')" in done.stderr
 
@@ -89,7 +89,7 @@ def test_a_script_without_the_package_is_not_changed() -> None:
         assert whole_script(text) == text
 
 
-def test_a_header_that_lists_the_package_is_left_to_the_index() -> None:
+def test_a_script_whose_header_lists_the_package_is_unchanged() -> None:
     text = SCRIPT.replace("[]", '["gputrain>=1"]')
     assert whole_script(text) == text
 
@@ -111,13 +111,13 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_package_that_was_changed_in_the_script_is_an_error(change: Callable[[str], str]) -> None:
+def test_a_package_modified_inside_the_bundle_is_an_error(change: Callable[[str], str]) -> None:
     text = change(together())
     assert text != together()
     assert read_script(text).error and whole_script(text) == text
 
 
-def test_the_code_of_the_package_is_analyzed() -> None:
+def test_bundled_package_code_is_analyzed() -> None:
     package = PACKAGE | {"gputrain.numbers": "import torch\n\n\ndef three():\n    open('three.txt', 'w')\n"}
     script = SCRIPT.replace("number(),", "number(), open('own.txt', 'w'),")
     facts = read_script(together(script, package))
@@ -149,7 +149,7 @@ def test_a_lazy_import_of_a_shipped_module_is_analyzed() -> None:
     assert "peft" in facts.third_party and not facts.uses.unseen
 
 
-def test_functions_of_the_shipped_package_that_a_script_does_not_reach_are_left_out() -> None:
+def test_unreached_functions_of_the_shipped_package_are_ignored() -> None:
     facts = read_script(whole_script("from gputrain.smoke import write_detector\n\nwrite_detector('m')\n"))
     assert "transformers" in facts.third_party and not {"peft", "PIL"} & set(facts.third_party)
     facts = read_script(whole_script("from gputrain.smoke import smoke_pictures as made\n\nmade(None, None)\n"))
@@ -158,7 +158,7 @@ def test_functions_of_the_shipped_package_that_a_script_does_not_reach_are_left_
     assert "peft" in facts.third_party, "by a name in a string"
 
 
-def test_names_that_the_package_has_too_keep_the_script_s_meaning() -> None:
+def test_names_shared_with_the_package_keep_the_scripts_meaning() -> None:
     script = "from gputrain.training import run\nfrom transformers import AutoModel\nMODEL = 'Qwen/Qwen3-0.6B'\n"
     uses = read_script(whole_script(script + "AutoModel.from_pretrained(MODEL)\n")).uses
     assert [repo.id for repo in uses.repos] == ["Qwen/Qwen3-0.6B"]
@@ -167,18 +167,18 @@ def test_names_that_the_package_has_too_keep_the_script_s_meaning() -> None:
 
 
 @pytest.mark.parametrize("line", ["from gputrain.nosuch import x", "import gputrain.nosuch", "import gputrain.rows.x"])
-def test_a_module_that_the_package_lacks_is_an_error(line: str) -> None:
+def test_a_missing_package_module_is_an_error(line: str) -> None:
     assert "gputrain." in str(read_script(whole_script(f"{line}\n")).error)
 
 
-def test_the_future_of_a_script_is_not_that_of_the_package(tmp_path: Path) -> None:
+def test_future_imports_of_a_script_do_not_affect_the_package(tmp_path: Path) -> None:
     package = PACKAGE | {"gputrain.sums": "def six(x: int = 0): pass\n\n\nfail = six\n"}
     assert run(tmp_path, together(SCRIPT.replace("number()", "6, number.__annotations__"), package)).stdout == (
         "6 {'x': <class 'int'>} Prints a number.\n"
     )
 
 
-def test_a_header_that_nests_deeply_is_left_to_the_gate() -> None:
+def test_a_script_with_a_deeply_nested_header_is_unchanged() -> None:
     text = f"# /// script\n# x = {'[' * 900}{']' * 900}\n# ///\nimport gputrain.rows\n"
     assert whole_script(text) == text
 
@@ -209,7 +209,7 @@ def test_unusual_characters_of_the_package_are_kept(tmp_path: Path) -> None:
     assert run(tmp_path, text).stdout.startswith(r"b'a\x0cb\xe2\x80\xa8c' b'1\n2'")
 
 
-def test_files_of_editors_in_the_package_are_left_out(tmp_path: Path) -> None:
+def test_editor_files_in_the_package_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     (tmp_path / "gputrain").mkdir()
     (tmp_path / "gputrain" / "sums.py").write_text(PACKAGE["gputrain.sums"])
@@ -219,7 +219,7 @@ def test_files_of_editors_in_the_package_are_left_out(tmp_path: Path) -> None:
     assert split(script_file(tmp_path, "job.py")).sources == {"gputrain": "", "gputrain.sums": PACKAGE["gputrain.sums"]}
 
 
-def test_a_package_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_package_linked_outside_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "__init__.py").touch()
     (tmp_path / "work").mkdir()
@@ -230,7 +230,7 @@ def test_a_package_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", trainer_names())
-def test_a_trainer_is_its_file_and_the_package(name: str) -> None:
+def test_a_trainer_is_bundled_from_its_file_and_the_package(name: str) -> None:
     found = trainer(name)
     bundle = split(found.text)
     assert bundle.script == found.source and bundle.sources == shipped_package()

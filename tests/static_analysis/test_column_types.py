@@ -136,13 +136,13 @@ def shipped(data: Data) -> list[Finding]:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("data", FIT, ids=lambda d: d.dataset)
-def test_a_public_dataset_of_the_right_types_is_let_through(data: Data) -> None:
+def test_a_public_dataset_with_correct_types_passes(data: Data) -> None:
     assert shipped(data) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", WRONG, ids=lambda d: d.dataset)
-def test_a_column_of_the_right_name_and_the_wrong_type_is_an_error(data: Data) -> None:
+def test_a_correctly_named_column_of_the_wrong_type_is_an_error(data: Data) -> None:
     (finding,) = shipped(data)
     assert finding.severity is Severity.ERROR
     assert finding.fix
@@ -151,7 +151,7 @@ def test_a_column_of_the_right_name_and_the_wrong_type_is_an_error(data: Data) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", UNTOLD, ids=lambda d: d.dataset)
-def test_a_type_that_is_not_told_is_neither_right_nor_wrong(data: Data) -> None:
+def test_an_unknown_column_type_is_a_warning(data: Data) -> None:
     (finding,) = shipped(data)
     assert finding.severity is Severity.WARNING
     assert data.wrong in finding.message
@@ -186,7 +186,7 @@ def test_a_type_that_is_not_told_is_neither_right_nor_wrong(data: Data) -> None:
         "mapped",
     ],
 )
-def test_the_types_that_a_script_of_ones_own_reads_are_checked(
+def test_column_types_read_by_a_users_script_are_checked(
     features: dict[str, Any], args: str, more: str, wrong: str | None, wording: Wording
 ) -> None:
     findings = found(SCRIPT.format(args=args, more=more), "a/b", features)
@@ -201,7 +201,7 @@ def test_the_types_that_a_script_of_ones_own_reads_are_checked(
         assert findings == []
 
 
-def test_a_mask_that_is_called_label_is_a_picture() -> None:
+def test_a_label_column_used_as_a_mask_is_an_image() -> None:
     assert reads("mask", "image", {"image", "mask"}) is True
     assert reads("mask", short_type(MASK_LIST), {"image", "mask"}) is False
     assert reads("label", "image", {"image", "label"}) is False

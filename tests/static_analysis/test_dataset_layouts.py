@@ -47,7 +47,7 @@ def value(column: str, kind: str, number: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", TEXTS, ids=named)
-def test_the_trainer_agrees(layout: Layout, tmp_path: Path) -> None:
+def test_the_trainer_agrees_with_the_layouts(layout: Layout, tmp_path: Path) -> None:
     """The trainer's own loader reads such rows, or fails if the dataset is expected to be unusable."""
     need("datasets", importlib.util.find_spec("datasets") is not None)
     spec = importlib.util.spec_from_file_location(layout.method, trainer_file(layout.method))

@@ -34,7 +34,7 @@ FITS: list[tuple[float, Method, int, bool]] = [
 
 
 @pytest.mark.parametrize(("billions", "method", "gb", "fits"), FITS)
-def test_memory_agrees_with_what_is_known_to_fit(billions: float, method: Method, gb: int, fits: bool) -> None:
+def test_memory_estimates_agree_with_known_fits(billions: float, method: Method, gb: int, fits: bool) -> None:
     need = vram(Run(params=int(billions * 1e9), method=method, batch=1, length=1024, checkpointing=True))
     assert need.low < need.high
     if fits:
@@ -44,7 +44,7 @@ def test_memory_agrees_with_what_is_known_to_fit(billions: float, method: Method
     assert method in need.how
 
 
-def test_memory_grows_with_what_makes_it_grow() -> None:
+def test_memory_follows_the_training_settings() -> None:
     base = Run(params=1_000_000_000, batch=2, length=1024, checkpointing=True, weights="float32")
 
     def high(**change: object) -> float:
@@ -68,7 +68,7 @@ def test_memory_grows_with_what_makes_it_grow() -> None:
     assert high(method="lora", rank=64) > high(method="lora", rank=8)
 
 
-def test_full_sharding_casts_what_passes_through_layers_and_gathers_their_gradients() -> None:
+def test_full_sharding_casts_activations_and_gathers_layer_gradients() -> None:
     base = Run(params=8_000_000_000, batch=4, length=2048, checkpointing=True, weights="float32", gpus=8)
     plain, sharded = parts_of(base), parts_of(base.model_copy(update={"zero": 3}))
     assert sharded.activations == plain.activations / 2, "bfloat16 instead of the 32 bits that autocast leaves"
@@ -79,7 +79,7 @@ def test_full_sharding_casts_what_passes_through_layers_and_gathers_their_gradie
     assert parts_of(adapters).layer < sharded.layer
 
 
-def test_an_optimizer_s_temporaries_are_those_of_its_way_to_step() -> None:
+def test_optimizer_temporaries_depend_on_the_step_variant() -> None:
     base = Run(params=1_000_000_000, batch=1, length=128, checkpointing=True, weights="half")
     steps = {step: parts_of(base.model_copy(update={"fused": step})).step for step in (True, False)}
     assert steps == {True: 0.0, False: 2e9}, "a list of all square roots, in the type of the weights"
@@ -89,7 +89,7 @@ def test_an_optimizer_s_temporaries_are_those_of_its_way_to_step() -> None:
     assert layerwise.gradients == table + 2 * base.form.layer_weights, "the token table's waits for both of its uses"
 
 
-def test_what_a_decoder_writes_may_be_short() -> None:
+def test_the_low_end_of_an_encoder_decoder_counts_only_the_encoder() -> None:
     """An encoder-decoder pair's low end counts only its encoder, since a source gives the length of the input."""
     config = {"model_type": "t5", "d_model": 1024, "num_layers": 24, "num_heads": 32, "d_kv": 128, "d_ff": 16384}
     shape = shape_of({**config, "vocab_size": 32128})
@@ -99,7 +99,7 @@ def test_what_a_decoder_writes_may_be_short() -> None:
     assert low < 0.7 * high
 
 
-def test_copies_over_several_cards_take_buckets_of_gradients() -> None:
+def test_data_parallel_copies_need_gradient_buckets() -> None:
     base = Run(params=1_000_000_000, batch=1, length=128, checkpointing=True, weights="half")
     several = base.model_copy(update={"gpus": 2})
     assert vram(several, ()).high - vram(base, ()).high > 2.0 and vram(several, ()).low == vram(base, ()).low
@@ -115,7 +115,7 @@ def test_families_without_a_gate_have_two_matrices(family: str, billions: float)
     assert shape is not None and shape.parameters == pytest.approx(billions * 1e9, rel=0.01)
 
 
-def test_time_and_money() -> None:
+def test_duration_depends_on_the_gpu_and_the_task() -> None:
     run = Run(params=500_000_000, batch=2, accumulate=8, length=1024, max_steps=1000)
     time = duration(run, GPUS["a10g"])
     assert time is not None
@@ -145,7 +145,7 @@ SFTTrainer(model="a/b", peft_config=LoraConfig(), args=SFTConfig(
 
 
 @pytest.mark.parametrize(("asked", "batch"), [("", 32), ("mini_batch_size=16", 16), ("mini_batch_size=f()", None)])
-def test_a_loss_that_caches_gradients_holds_a_small_batch(asked: str, batch: int | None) -> None:
+def test_a_gradient_caching_loss_uses_its_mini_batch(asked: str, batch: int | None) -> None:
     script = (
         "from sentence_transformers import SentenceTransformerTrainingArguments as A\n"
         "from sentence_transformers.losses import CachedMultipleNegativesRankingLoss as Loss\n"
@@ -154,7 +154,7 @@ def test_a_loss_that_caches_gradients_holds_a_small_batch(asked: str, batch: int
     assert run_of(read_script(script).uses, 10, 100, 1).batch == batch
 
 
-def test_hidden_settings_don_t_break_it() -> None:
+def test_unknown_settings_do_not_break_the_estimate() -> None:
     script = "from trl import SFTConfig, SFTTrainer\nSFTTrainer(model=m, args=SFTConfig(**cfg, max_steps=n, optim=o, max_length=l))"  # noqa: E501
     run = run_of(read_script(script).uses, 1_000_000, None, 1)
     assert vram(run).high > 0
@@ -206,17 +206,17 @@ KEYS = ("hidden_size", "num_hidden_layers", "vocab_size", "model_type", "n_head"
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(ODD)))
-def test_no_config_breaks_the_reader(config: dict[str, object]) -> None:
+def test_odd_configs_never_break_the_reader(config: dict[str, object]) -> None:
     shape = shape_of(config)
     assert shape is None or shape.parameters > 0
 
 
-def test_only_some_experts_work_on_a_token() -> None:
+def test_only_some_experts_are_active_per_token() -> None:
     shape = shape_of(SHAPES[3][0])
     assert shape is not None and 3e9 < shape.active < 3.6e9
 
 
-def test_a_usual_shape_has_the_asked_size() -> None:
+def test_a_typical_shape_has_the_requested_size() -> None:
     for size in (30_000_000, 500_000_000, 7_000_000_000, 70_000_000_000):
         assert shape_like(size).parameters == pytest.approx(size, rel=0.1)
 
@@ -241,7 +241,7 @@ def test_first_steps_are_bounded_by_earlier_runs_and_by_the_estimate(wording: Wo
     assert remaining(10, Pace(seconds=1.0, steps=0, elapsed_s=9)) is None
 
 
-def test_an_output_layer_that_is_stored_twice_is_held_once() -> None:
+def test_a_tied_output_layer_stored_twice_is_counted_once() -> None:
     config = {
         "model_type": "qwen3",
         "num_hidden_layers": 28,

@@ -42,7 +42,7 @@ def test_a_model_is_estimated_for_named_cards(folder: Path, capsys: pytest.Captu
     assert reply["parts_gb"]["weights"] > reply["parts_gb"]["optimizer"]
 
 
-def test_what_fits_nowhere_is_exit_code_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fits_nowhere_exits_with_code_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["estimate", str(folder), "--gpu", "t4", "--batch-size", "64", "--max-length", "8192", "--no-checkpointing"]
     assert run([*words, "--json"]) == 1
     reply = json.loads(capsys.readouterr().out)
@@ -53,7 +53,9 @@ def test_what_fits_nowhere_is_exit_code_one(folder: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("words", [["MODEL", "--gpu", "voodoo2"], ["no/such.py", "--gpu", "t4"]])
-def test_what_can_t_be_estimated_says_why(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_estimate_fails_with_a_hint(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["estimate", *(str(folder) if w == "MODEL" else w for w in words), "--json"]) != 0
     reply = json.loads(capsys.readouterr().out)
     assert reply["ok"] is False and reply["hint"]
@@ -71,7 +73,7 @@ def test_what_can_t_be_estimated_says_why(words: list[str], folder: Path, capsys
     ],
     ids=["diffusers", "vit", "script"],
 )
-def test_models_of_images_are_not_estimated(
+def test_image_models_are_not_estimated(
     name: str,
     text: str,
     tmp_path: Path,
@@ -103,7 +105,7 @@ def ledger_of(*ended: tuple[JobRecord, dict[str, Any]]) -> Context:
     return cast("Context", SimpleNamespace(ledger=ledger))
 
 
-def test_a_running_job_is_narrowed_by_its_own_pace() -> None:
+def test_a_running_jobs_pace_narrows_the_estimate() -> None:
     seen = running(step=100, total_steps=1_000, eta_at=1_400.0 + 900 * 2)
     left = time_left(ledger_of(), record("j1"), seen)
     assert left is not None and left.low < 1_800 < left.high < 3_000
@@ -111,7 +113,7 @@ def test_a_running_job_is_narrowed_by_its_own_pace() -> None:
     assert time_left(ledger_of(), record("j1"), running()) is None, "nobody knows how many steps there are"
 
 
-def test_a_job_without_a_step_goes_by_earlier_runs(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_a_job_without_steps_is_estimated_from_earlier_runs(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     before, other = record("j0", gpu="t4"), record("j9", gpu="h100")
     known = {job.id: job for job in (before, other)}
     monkeypatch.setattr(module, "read_job", lambda _, job_id: known[job_id])

@@ -27,7 +27,7 @@ def inside(found: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
     return share, statistics.median(high / low for low, _, high in rows)
 
 
-def test_the_table_is_large_and_mostly_has_its_sources() -> None:
+def test_the_published_table_is_large_and_has_sources() -> None:
     peaks = [run for run in published_runs() if run.peak_gb is not None]
     splits = Counter(run.split for run in peaks)
     assert len(peaks) >= 470 and splits["home"] <= 0.6 * len(peaks) and splits["unseen"] >= 60
@@ -38,7 +38,7 @@ def test_the_table_is_large_and_mostly_has_its_sources() -> None:
 @pytest.mark.parametrize(
     ("split", "share", "width"), [("home", 0.95, 1.65), ("former", 0.93, 1.80), ("unseen", 0.93, 1.80)]
 )
-def test_the_formula_meets_published_peaks(split: str, share: float, width: float) -> None:
+def test_the_formula_interval_covers_most_published_peaks(split: str, share: float, width: float) -> None:
     rows = []
     for run in published_runs():
         if run.split == split and run.peak_gb is not None and run.counted:
@@ -48,7 +48,7 @@ def test_the_formula_meets_published_peaks(split: str, share: float, width: floa
     assert held >= share and wide <= width
 
 
-def test_few_published_peaks_are_where_a_wide_interval_warns_no_more() -> None:
+def test_few_published_peaks_exceed_the_warning_limit_of_wide_intervals() -> None:
     peaks = [run for run in published_runs() if run.peak_gb is not None and run.counted]
     wide = [(run.peak_gb or 0.0, low / GB, high / low) for run in peaks
             for low, high in [memory(run.run, run.counted or "occupied")] if high > 2 * low]  # fmt: skip
@@ -57,7 +57,7 @@ def test_few_published_peaks_are_where_a_wide_interval_warns_no_more() -> None:
 
 
 @pytest.mark.parametrize(("split", "share", "width"), [("home", 0.95, 8.5), ("former", 0.9, 8.5)])
-def test_speeds_before_a_run_are_inside_a_wide_interval(split: str, share: float, width: float) -> None:
+def test_most_published_speeds_lie_in_a_wide_interval(split: str, share: float, width: float) -> None:
     rows = []
     for run in published_runs():
         if run.split == split and run.tokens_per_second is not None:
@@ -67,7 +67,7 @@ def test_speeds_before_a_run_are_inside_a_wide_interval(split: str, share: float
     assert held >= share and wide <= width
 
 
-def test_the_first_minutes_of_published_runs_give_their_whole_time() -> None:
+def test_the_first_minutes_of_published_runs_predict_the_total_time() -> None:
     rows = []
     for pace in published_paces():
         (first, begun), (step, now) = pace.seen[0], pace.seen[-1]

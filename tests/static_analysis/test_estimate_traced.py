@@ -42,7 +42,7 @@ def a_run(**more: object) -> Run:
     return Run.model_validate({"params": round(shape.parameters), "shape": shape, **settings})
 
 
-def test_small_tensors_share_a_segment_and_large_ones_get_theirs() -> None:
+def test_small_tensors_share_a_segment_and_large_tensors_do_not() -> None:
     allocator = CachingAllocator()
     allocator.take(1)
     allocator.take(MIB)
@@ -65,7 +65,7 @@ def test_a_freed_block_is_used_again_and_merged_with_its_neighbours() -> None:
     assert allocator.reserved == 20 * MIB, "the first and the second are one"
 
 
-def test_a_full_card_gets_unused_segments_back_before_it_refuses() -> None:
+def test_a_full_card_frees_unused_segments_before_refusing() -> None:
     allocator = CachingAllocator(limit=40 * MIB)
     allocator.give(allocator.take(30 * MIB))
     allocator.take(36 * MIB)
@@ -75,7 +75,7 @@ def test_a_full_card_gets_unused_segments_back_before_it_refuses() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 30 * MIB)), max_size=60))
-def test_living_blocks_never_overlap_and_all_memory_comes_back(steps: list[tuple[bool, int]]) -> None:
+def test_live_blocks_never_overlap_and_all_memory_is_returned(steps: list[tuple[bool, int]]) -> None:
     allocator = CachingAllocator()
     living: list[Block] = []
     for takes, number in steps:
@@ -112,7 +112,7 @@ def test_the_middle_layer_is_repeated_with_its_neighbours() -> None:
     assert [name[1] for name, size in events if not size and name[2] == 1] == list(reversed(range(9)))
 
 
-def test_what_outlives_the_layers_ends_in_all_of_them() -> None:
+def test_tensors_that_outlive_the_layers_are_freed_in_every_layer() -> None:
     step = [Segment(part="forward", layer=at, events=(("f", at, 0, 8),)) for at in range(5)]
     step.append(Segment(part="between", layer=-1, events=tuple(("f", at, 0, 0) for at in range(5))))
     events = list(deepened(step, 5, 9))
@@ -156,7 +156,7 @@ def test_only_compared_settings_are_traced(more: dict[str, object], wording: Wor
     ],
     ids=["fails", "unable", "nonsense"],
 )
-def test_a_child_that_can_t_trace_leaves_it_to_the_formula(
+def test_a_failing_trace_process_raises_not_traced(
     code: str, values: list[object], monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
@@ -165,7 +165,7 @@ def test_a_child_that_can_t_trace_leaves_it_to_the_formula(
     wording(refused, *values)
 
 
-def test_without_torch_the_formula_answers(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_a_missing_torch_raises_not_traced(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotTraced) as refused:
         trace(a_run(), CONFIG)
@@ -175,7 +175,7 @@ def test_without_torch_the_formula_answers(monkeypatch: pytest.MonkeyPatch, word
 @needs_torch
 @pytest.mark.prove
 @pytest.mark.parametrize("more", [{}, {"method": "lora", "accumulate": 4}])
-def test_a_repeated_layer_takes_what_traced_layers_take(
+def test_repeated_layers_need_the_same_memory_as_traced_layers(
     more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(**more)
@@ -213,7 +213,7 @@ def at_home(found: Published) -> bool:
 @pytest.mark.long
 @pytest.mark.prove
 @pytest.mark.endurance
-def test_traces_meet_published_peaks() -> None:
+def test_traced_estimates_match_published_peaks() -> None:
     """All comparable runs, most in three variants, in one child process. The formula's intervals are wider."""
     runs = [r for r in published_runs() if r.peak_gb and r.counted and not unproven(r.run)][:: amount(3, 1)]
     tasks = {json.dumps(task): task for r in runs for task in tasks_of(r.run, r.config)}

@@ -32,7 +32,7 @@ def put(root: Path, **files: str) -> None:
         file.write_text(text)
 
 
-def test_files_and_packages_beside_the_script_are_found_and_followed(tmp_path: Path) -> None:
+def test_files_and_packages_next_to_the_script_are_followed(tmp_path: Path) -> None:
     put(tmp_path, mynet="import layers\nimport torch\n", layers="", other="", pack__init="", blocks__a="import other\n")
     (tmp_path / "pack" / "init.py").rename(tmp_path / "pack" / "__init__.py")
     text = "import torch, json, blocks.a\nfrom mynet import Net\nimport pack.sub\n"
@@ -41,7 +41,7 @@ def test_files_and_packages_beside_the_script_are_found_and_followed(tmp_path: P
     assert found(tmp_path, text, "mynet.py", "pack/__init__.py") == {"layers": "layers.py", "blocks": "blocks"}
 
 
-def test_what_is_a_package_is_not_a_file(tmp_path: Path) -> None:
+def test_an_installed_package_is_not_a_local_module(tmp_path: Path) -> None:
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "rows.jsonl").write_text("{}")
     assert found(tmp_path, "import datasets\n") == {}
@@ -53,7 +53,7 @@ def test_what_is_a_package_is_not_a_file(tmp_path: Path) -> None:
     assert found(tmp_path, "from .mynet import Net\n") == {}
 
 
-def test_a_program_of_a_command_imports_from_its_own_folder(tmp_path: Path) -> None:
+def test_a_commands_program_imports_from_its_own_folder(tmp_path: Path) -> None:
     put(tmp_path, src__train="import mynet, above\n", src__mynet="", above="")
     text = (tmp_path / "src" / "train.py").read_text()
     command = ("python", "src/train.py", "--lr", "1")
@@ -61,7 +61,7 @@ def test_a_program_of_a_command_imports_from_its_own_folder(tmp_path: Path) -> N
 
 
 @pytest.mark.attack("boundary", "links a module to a file outside of the working directory")
-def test_nothing_outside_of_the_working_directory_is_looked_at(tmp_path: Path) -> None:
+def test_files_outside_the_working_directory_are_not_read(tmp_path: Path) -> None:
     root = tmp_path / "here"
     root.mkdir()
     (tmp_path / "mynet.py").write_text("import secret_name\n")
@@ -69,7 +69,7 @@ def test_nothing_outside_of_the_working_directory_is_looked_at(tmp_path: Path) -
     assert found(root, "import mynet\n") == {}
 
 
-async def test_the_refusal_has_its_cure_as_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_refusal_includes_its_fix_as_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     put(tmp_path, mynet="class Net: ...\n")
     ctx = open_house(tmp_path / "home", FakeClock(), policy=WEALTHY)

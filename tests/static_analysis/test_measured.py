@@ -64,7 +64,7 @@ def test_the_result_of_a_run_becomes_one_line(measured: Measured, tmp_path: Path
         ("figures", "rows_per_second", float("nan"), "rows_per_second"),
     ],
 )
-def test_a_run_that_says_too_little_is_not_kept(
+def test_an_incomplete_run_result_is_refused(
     tool: ModuleType, part: str, name: str, value: Any, names: str, wording: Wording
 ) -> None:
     with pytest.raises(ValueError, match=names or None) as refused:
@@ -73,7 +73,7 @@ def test_a_run_that_says_too_little_is_not_kept(
         wording(refused, *([names] if names else []))
 
 
-def test_a_line_that_is_wrong_is_named(tmp_path: Path, measured: Measured, wording: Wording) -> None:
+def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path, measured: Measured, wording: Wording) -> None:
     right = measured.model_dump_json()
     (tmp_path / "runs.jsonl").write_text(f"{right}\n{json.dumps({**json.loads(right), 'gpu': 'voodoo2'})}\n")
     with pytest.raises(BadRequest) as refused:
@@ -82,7 +82,7 @@ def test_a_line_that_is_wrong_is_named(tmp_path: Path, measured: Measured, wordi
 
 
 @pytest.mark.parametrize(("peak", "low", "high"), [(0.5, True, False), (31.5, False, False), (400.0, False, True)])
-def test_a_peak_outside_the_estimate_widens_it_and_one_inside_does_not(
+def test_only_a_peak_outside_the_estimate_widens_the_estimate(
     measured: Measured, peak: float, low: bool, high: bool, wording: Wording
 ) -> None:
     one = measured.model_copy(update={"peak_gb": peak})
@@ -100,7 +100,7 @@ def test_other_methods_and_pictures_are_not_corrected(measured: Measured) -> Non
 
 
 @pytest.mark.parametrize(("speed", "low", "high"), [(10.0, False, True), (3000.0, False, False), (1e5, True, False)])
-def test_a_speed_outside_the_usual_share_widens_the_duration_on_that_card(
+def test_a_speed_outside_the_usual_range_widens_that_cards_duration(
     measured: Measured, speed: float, low: bool, high: bool
 ) -> None:
     one = measured.model_copy(update={"tokens_per_second": speed})
@@ -111,7 +111,7 @@ def test_a_speed_outside_the_usual_share_widens_the_duration_on_that_card(
     assert duration(run, GPUS["h100"], (one,)) == duration(run, GPUS["h100"], ())
 
 
-def test_the_shipped_runs_are_of_gpus_and_the_page_shows_them(tool: ModuleType) -> None:
+def test_shipped_runs_are_on_gpus_and_shown_on_the_page(tool: ModuleType) -> None:
     runs = read_measured(measured_file())
     assert all(run.gpu != CPU for run in runs)
     page = (ROOT / "references" / "hardware.md").read_text(encoding="utf-8")
@@ -121,9 +121,7 @@ def test_the_shipped_runs_are_of_gpus_and_the_page_shows_them(tool: ModuleType) 
         assert f"| {trainer} |" in block
 
 
-def test_a_measured_run_stands_beside_the_estimate_that_it_did_not_correct(
-    tool: ModuleType, measured: Measured
-) -> None:
+def test_a_measured_run_is_shown_with_its_uncorrected_estimate(tool: ModuleType, measured: Measured) -> None:
     [line] = [text for text in tool.table([measured]).splitlines() if text.startswith("| sft |")]
     assert "| 31.5 GB | " in line and str(vram(run_measured(measured), ())) in line and "3,000" in line
 
@@ -151,7 +149,7 @@ def test_the_command_measures_a_real_run(
     assert len(read_measured(at)) == 1
 
 
-def test_a_run_on_a_cpu_never_goes_into_the_shipped_file(
+def test_a_cpu_run_is_never_added_to_the_shipped_file(
     tool: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -113,7 +113,7 @@ def test_newer_grammar_is_read(source: str, older: str, version: tuple[int, int]
 
 
 @pytest.mark.parametrize("source", ['x = t"a{b}" t"{c["d"]}"', "x = [*a for a in b]", "x = {**a for a in b if f(*a)}"])
-def test_what_older_grammar_can_t_say_is_the_call_of_an_unknown_name(source: str) -> None:
+def test_constructs_without_older_syntax_become_unknown_calls(source: str) -> None:
     tree, _ = parse_newer(source)
     [assigned] = tree.body
     assert isinstance(assigned, ast.Assign) and isinstance(assigned.value, ast.Call)
@@ -122,7 +122,7 @@ def test_what_older_grammar_can_t_say_is_the_call_of_an_unknown_name(source: str
 
 
 @pytest.mark.parametrize("source", NOT_READ)
-def test_an_ordinary_syntax_error_is_still_one(source: str) -> None:
+def test_an_ordinary_syntax_error_stays_an_error(source: str) -> None:
     found = read_script(source)
     assert found.error is not None and not found.newer
     pinned = read_script(HEADER.format(">=3.12") + source)
@@ -130,7 +130,7 @@ def test_an_ordinary_syntax_error_is_still_one(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", PLAIN)
-def test_older_grammar_stays_as_it_is(source: str) -> None:
+def test_older_grammar_is_parsed_unchanged(source: str) -> None:
     tree, found = parse_newer(source)
     assert not found and ast.dump(tree) == ast.dump(ast.parse(source))
     assert newer_constructs(source) == () == parse(source)[1]
@@ -235,7 +235,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=60))
 @settings(deadline=None)
-def test_no_text_breaks_the_reader(source: str) -> None:
+def test_arbitrary_text_never_breaks_the_reader(source: str) -> None:
     found = read_script(source)
     assert found.error is None or "\n" not in found.error
     newer_constructs(source)
@@ -285,13 +285,13 @@ def test_the_work_grows_in_proportion_to_the_text(source: Callable[[int], str]) 
     ],
     ids=["type", "except", "quotes", "match", "def", "type without a value"],
 )
-def test_grammar_that_no_python_of_the_header_reads_is_refused(python: str, body: str, values: list[str]) -> None:
+def test_grammar_unsupported_by_every_header_python_is_refused(python: str, body: str, values: list[str]) -> None:
     [found] = script_parses.run(script(HEADER.format(python) + body))
     assert found.severity is Severity.ERROR
     assert not [value for value in values if value not in found.message]
 
 
-def test_grammar_that_is_not_known_here_is_a_warning() -> None:
+def test_unknown_newer_grammar_is_a_warning() -> None:
     [found] = script_parses.run(script(HEADER.format(">=3.16") + "x = @"))
     assert found.severity is Severity.WARNING
     [found] = script_parses.run(script(HEADER.format(">=3.15") + "x = @"))
@@ -323,7 +323,7 @@ def test_a_script_starts_with_a_python_that_reads_it() -> None:
     assert needs_of_job(facts.spec, facts.script, (), ()).requires_python == ">=3.12"
 
 
-def test_releases_that_a_header_allows() -> None:
+def test_header_requirements_give_the_allowed_releases() -> None:
     assert versions_allowed(Header((), ">=3.11,<3.13")) == [(3, 11), (3, 12)]
     assert versions_allowed(Header((), "==3.12.4")) == versions_allowed(Header((), "<=3.12,>3.11.99")) == [(3, 12)]
     assert versions_allowed(Header((), "nonsense")) == versions_allowed(Header((), "<3")) == []

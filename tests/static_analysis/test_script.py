@@ -35,7 +35,7 @@ DEEP = {
 }
 
 
-def test_the_header_of_pep_723() -> None:
+def test_a_pep_723_header_is_read() -> None:
     assert read_header(HEADER + "import numpy\n") == Header(("numpy>=1.26", "torch"), ">=3.11")
     assert read_header(HEADER.replace("\n", "\r\n")) == Header(("numpy>=1.26", "torch"), ">=3.11")
     assert read_header("import numpy\n") is None
@@ -54,7 +54,7 @@ def test_the_header_of_pep_723() -> None:
         pytest.param("# /// script\n" + "# a = 1\n" * 10_000 + "# ///\n", id="many lines"),
     ],
 )
-def test_a_broken_header_is_named(text: str, wording: Wording) -> None:
+def test_a_broken_header_is_reported(text: str, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         read_header(text)
     theirs = refused.value.__cause__
@@ -66,7 +66,7 @@ LINES = ["# /// script", "# ///", "#", "# a = 1", "x", "", "# /// x-1", "#x", "#
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=12))
-def test_blocks_are_those_of_the_reference_expression(lines: list[str]) -> None:
+def test_header_blocks_match_the_reference_expression(lines: list[str]) -> None:
     reference = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
     found = re.finditer(reference, "\n".join(lines) + "\n")
     assert [(kind, list(content)) for kind, content in script.header_blocks(lines)] == [
@@ -96,18 +96,18 @@ def test_a_byte_order_mark_is_ignored_as_python_does() -> None:
     assert read_script("\ufeffimport numpy\n").third_party == ("numpy",)
 
 
-def test_third_party_imports_are_found_wherever_they_stand() -> None:
+def test_third_party_imports_are_found_anywhere() -> None:
     text = "import os, numpy.linalg\nfrom . import x\ndef f():\n    from torch.nn import Linear\n    import json\n"
     assert read_script(text).third_party == ("numpy", "torch")
 
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-def test_what_python_can_not_parse_is_one_clear_sentence(text: str) -> None:
+def test_an_unparsable_script_gives_a_short_error_at_most(text: str) -> None:
     facts = read_script(text)
     assert facts.error is None or ("\n" not in facts.error and len(facts.error) < 300)
 
 
 @given(st.text(max_size=400))
-def test_no_text_makes_the_reader_fail(text: str) -> None:
+def test_arbitrary_text_never_raises_in_the_reader(text: str) -> None:
     read_script(text)
     read_script("# /// script\n# " + text + "\n# ///\n")

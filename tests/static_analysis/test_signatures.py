@@ -49,7 +49,7 @@ def found(text: str, *requirements: str) -> list[Finding]:
 # ------------------------------------------------------------------------------------------------------- releases
 
 
-def test_the_release_is_the_newest_that_the_requirements_allow() -> None:
+def test_the_newest_release_allowed_by_the_requirements_is_used() -> None:
     assert releases("trl==0.17.0")["trl"] == ("0.17.0",)
     assert releases("trl<0.16")["trl"] == ("0.15.2",)
     assert releases("transformers~=4.46.0")["transformers"] == ("4.46.3",)
@@ -57,21 +57,21 @@ def test_the_release_is_the_newest_that_the_requirements_allow() -> None:
     assert releases("trl")["trl"] == releases("trl>=0.9")["trl"] == (newest,)
 
 
-def test_a_release_between_two_of_the_table_is_judged_by_both() -> None:
+def test_a_release_between_two_table_entries_is_judged_by_both() -> None:
     assert releases("transformers==4.46.1")["transformers"] == ("4.45.2", "4.46.3")
     assert not found(
         "from transformers import Trainer\nTrainer(tokenizer=1, processing_class=2)", "transformers==4.46.1"
     )
 
 
-def test_a_release_that_no_table_has_is_not_judged() -> None:
+def test_a_release_outside_the_tables_is_not_judged() -> None:
     text = "from trl import SFTConfig, Nothing\nSFTConfig(nothing=1)"
     assert not found(text, "trl>=99")
     assert not found(text, "trl @ git+https://github.com/huggingface/trl")
     assert not found(text, "trl==0.0.1")
 
 
-def test_what_nothing_pins_goes_with_what_is_pinned() -> None:
+def test_unpinned_packages_follow_pinned_packages() -> None:
     chosen = releases("transformers==4.46.3", "trl")
     assert chosen["trl"] != releases("trl")["trl"]
     assert releases("sentence-transformers==3.0.1")["transformers"][0].startswith("4.")
@@ -96,17 +96,19 @@ def test_a_package_whose_limits_are_unknown_leaves_the_others_unjudged() -> None
         ("lightning", "pytorch_lightning.Trainer", "gpus", ("1.9.5", "")),
     ],
 )
-def test_the_history_of_a_name(package: str, name: str, parameter: str | None, expected: tuple[str, str]) -> None:
+def test_a_name_has_its_last_release_and_new_name(
+    package: str, name: str, parameter: str | None, expected: tuple[str, str]
+) -> None:
     past = history(package, name, parameter)
     assert (past.until, past.renamed_to) == expected
 
 
-def test_the_history_of_what_never_was() -> None:
+def test_an_unknown_name_has_an_empty_history() -> None:
     assert history("trl", "SFTConfig", "lerning_rate") == History("trl")
     assert history("numpy", "array") == History("numpy")
 
 
-def test_a_configuration_has_the_arguments_of_its_base_in_the_other_package() -> None:
+def test_a_configuration_inherits_arguments_across_packages() -> None:
     old, new = (
         installed(*pins).signature("trl.SFTConfig") for pins in (("trl==0.17.0", "transformers==4.46.3"), ("trl",))
     )
@@ -117,7 +119,7 @@ def test_a_configuration_has_the_arguments_of_its_base_in_the_other_package() ->
 
 
 @given(st.text(st.characters(codec="ascii", categories=("Ll", "Lu")), min_size=1), st.sampled_from(sorted(packages())))
-def test_what_is_unknown_is_never_absent(name: str, package: str) -> None:
+def test_unknown_names_are_never_absent(name: str, package: str) -> None:
     module = package.replace("-", "_")
     assert Installed({}).exists(f"{module}.{name}") is Found.UNKNOWN
     assert Installed({}).signature(f"{module}.{name}") is None
@@ -125,7 +127,7 @@ def test_what_is_unknown_is_never_absent(name: str, package: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=3, unique=True), min_size=1, max_size=7))
-def test_bases_come_in_the_order_of_python(parents: list[list[int]]) -> None:
+def test_bases_follow_pythons_resolution_order(parents: list[list[int]]) -> None:
     classes: list[type] = []
     for number, wanted in enumerate(parents):
         bases = [classes[p] for p in wanted if p < len(classes)]
@@ -142,7 +144,7 @@ def test_bases_come_in_the_order_of_python(parents: list[list[int]]) -> None:
 # -------------------------------------------------------------------------------------------------------- scripts
 
 
-def test_a_renamed_argument_comes_with_its_new_name_and_the_release(wording: Wording) -> None:
+def test_a_renamed_argument_is_reported_with_its_new_name_and_release(wording: Wording) -> None:
     (finding,) = found("from trl import SFTConfig\nSFTConfig(max_seq_length=9)", "trl==0.22.2", "transformers==4.56.2")
     assert finding.rule == "PF-API-001"
     wording(finding.message, "max_seq_length", "trl 0.20", "0.22.2")
@@ -157,7 +159,7 @@ def test_a_deprecation_names_the_package_that_announces_it(wording: Wording) -> 
 
 
 @pytest.mark.parametrize("version", ["5.3.0", "5.4.1", "6.2.0"])
-def test_a_former_path_that_a_library_still_serves_can_be_imported(version: str) -> None:
+def test_a_former_path_still_served_by_a_library_can_be_imported(version: str) -> None:
     there = installed(f"sentence-transformers=={version}")
     for name in ("losses", "evaluation", "training_args", "models.Pooling", "losses.MultipleNegativesRankingLoss"):
         assert there.exists(f"sentence_transformers.{name}") is Found.PRESENT
@@ -166,7 +168,7 @@ def test_a_former_path_that_a_library_still_serves_can_be_imported(version: str)
     assert known is not None and "scale" in known.parameters and known.lacks("margin")
 
 
-def test_without_requirements_a_name_that_some_release_has_is_a_warning(wording: Wording) -> None:
+def test_a_name_in_some_release_is_a_warning_without_requirements(wording: Wording) -> None:
     (old,) = found("from trl import PPOTrainer")
     (never,) = found("from trl import SFTTrayner")
     assert (old.severity, never.severity) == (Severity.WARNING, Severity.ERROR)
@@ -186,11 +188,11 @@ def test_without_requirements_a_name_that_some_release_has_is_a_warning(wording:
         "try:\n    from trl import Anything\nexcept ImportError:\n    Anything = None",
     ],
 )
-def test_what_can_not_be_judged_is_let_through(text: str) -> None:
+def test_code_that_is_not_judgeable_passes(text: str) -> None:
     assert not found(text, "trl==0.17.0", "transformers==4.51.3", "unsloth" if "unsloth" in text else "torch")
 
 
-def test_a_name_of_transformers_with_the_suffix_fast_is_served_without_it() -> None:
+def test_a_transformers_tokenizer_name_with_suffix_fast_is_accepted() -> None:
     names = "from transformers import Qwen2TokenizerFast, T5TokenizerFast"
     assert not found(f"{names}\nQwen2TokenizerFast, T5TokenizerFast", "transformers==5.23.0")
     assert found("from transformers import NoSuchTokenizerFast", "transformers==5.23.0")[0].blocks
@@ -205,14 +207,14 @@ def test_a_name_of_transformers_with_the_suffix_fast_is_served_without_it() -> N
         ("group_by_length=True", "transformers==5.1.0"),
     ],
 )
-def test_an_argument_passes_up_to_its_last_release_and_not_behind_it(arguments: str, pin: str) -> None:
+def test_an_argument_passes_up_to_its_last_release_and_not_after(arguments: str, pin: str) -> None:
     text = f"from transformers import TrainingArguments\nTrainingArguments(output_dir='out', {arguments})"
     assert not [f for f in found(text, pin) if f.blocks]
     assert [f for f in found(text, "transformers==5.15.1") if f.blocks]
 
 
 @pytest.mark.slow
-def test_what_is_advised_is_there_when_the_argument_is_gone() -> None:
+def test_the_advised_replacement_exists_once_the_argument_is_removed() -> None:
     """Checks every trainer and configuration that had the argument, in the first release without it."""
     looked = 0
     for package in ("transformers", "trl"):
@@ -233,26 +235,26 @@ def test_what_is_advised_is_there_when_the_argument_is_gone() -> None:
     assert looked
 
 
-def test_an_argument_that_went_to_the_configuration_is_not_renamed_in_the_trainer(wording: Wording) -> None:
+def test_an_argument_moved_to_the_configuration_is_not_a_rename(wording: Wording) -> None:
     (told,) = found("from trl import SFTTrainer\nSFTTrainer(max_seq_length=9)", "trl==0.13.0", "transformers==4.47.1")
     assert told.blocks
     wording(manual_text(told.fix))
 
 
 @pytest.mark.parametrize(("pin", "refused"), [("4.52.4", False), ("4.53.3", True)])
-def test_an_argument_of_from_pretrained_is_refused_from_its_date_on(pin: str, refused: bool) -> None:
+def test_a_from_pretrained_argument_is_refused_since_its_removal(pin: str, refused: bool) -> None:
     text = 'from transformers import AutoModel\nAutoModel.from_pretrained("a/b", use_flash_attention_2=True)'
     assert bool(found(text, f"transformers=={pin}")) is refused
 
 
-def test_an_argument_of_from_pretrained_is_refused_only_where_the_release_is_known() -> None:
+def test_a_from_pretrained_argument_is_refused_only_with_a_known_release() -> None:
     text = 'from transformers import AutoModel\nAutoModel.from_pretrained("a/b", load_in_8bit=True)'
     assert found(text, "transformers>=5")[0].blocks
     assert [f.severity for f in found(text)] == [Severity.WARNING]
 
 
 @pytest.mark.parametrize("requirement", ["trl==0.22.2", "trl>=99", "unsloth"])
-def test_a_misspelt_argument_that_no_release_had_is_refused_whatever_the_release(requirement: str) -> None:
+def test_a_misspelt_argument_is_refused_for_every_release(requirement: str) -> None:
     text = "import unsloth\nfrom trl import SFTConfig\nSFTConfig({}=1)"
     (refused,) = found(text.format("per__device_train_batch_size"), requirement)
     assert refused.blocks and "per_device_train_batch_size" in str(refused.fix)
@@ -260,7 +262,7 @@ def test_a_misspelt_argument_that_no_release_had_is_refused_whatever_the_release
         assert not found(text.format(known), requirement)
 
 
-def test_a_gone_dataclass_still_has_the_flags_of_its_releases() -> None:
+def test_a_removed_dataclass_keeps_the_flags_of_its_releases() -> None:
     text = """# /// script
 # dependencies = ["trl>=1.16"]
 # ///
@@ -287,15 +289,13 @@ parser = HfArgumentParser(BCOConfig)
         ("misspelt_x='p'", False),  # an argument in no release is no evidence about the release
     ],
 )
-def test_an_argument_is_refused_without_a_release_where_no_release_takes_it_with_the_others(
-    beside: str, sure: bool
-) -> None:
+def test_arguments_that_no_release_combines_are_refused(beside: str, sure: bool) -> None:
     text = f"from transformers import TrainingArguments\nTrainingArguments(evaluation_strategy='steps', {beside})"
     (finding,) = (f for f in found(text) if "evaluation_strategy" in f.message)
     assert (finding.severity is Severity.ERROR) is sure
 
 
-def test_what_other_packages_ask_for_says_which_releases_are_possible() -> None:
+def test_requirements_of_other_packages_narrow_the_possible_releases() -> None:
     text = "from trl import GRPOConfig\nGRPOConfig(evaluation_strategy='steps'{})"
     (old,) = found(text.format(""))
     (new,) = found(text.format(", max_tool_calling_iterations=3"))  # its trl requires transformers>=4.56
@@ -311,20 +311,18 @@ def test_what_other_packages_ask_for_says_which_releases_are_possible() -> None:
         ("transformers import Gemma3ForConditionalGeneration, ThingThatNeverWas", True),  # the first is recent
     ],
 )
-def test_a_name_that_no_table_has_is_refused_without_a_release_only_where_none_can_have_it(
-    name: str, sure: bool
-) -> None:
+def test_an_unlisted_name_is_refused_only_if_no_release_can_have_the_name(name: str, sure: bool) -> None:
     (finding,) = found(f"from {name}")
     assert (finding.severity is Severity.ERROR) is sure
 
 
-def test_a_text_that_an_older_release_accepts_is_a_question_without_a_release() -> None:
+def test_a_value_from_an_older_release_is_a_warning_without_a_release() -> None:
     text = "from transformers import TrainingArguments\nTrainingArguments(optim={!r})"
     (old,), (never,) = found(text.format("adamw_hf")), found(text.format("adam_w_torch"))
     assert (old.severity, never.severity) == (Severity.WARNING, Severity.ERROR)
 
 
-def test_a_guarded_import_says_nothing_about_the_release() -> None:
+def test_a_guarded_import_does_not_determine_the_release() -> None:
     text = "try:\n    from trl.experimental.bco import BCOConfig\nexcept ImportError:\n    BCOConfig = None\n"
     text += "from trl import SFTConfig\nSFTConfig(evaluation_strategy='steps')"
     assert all(f.severity is Severity.WARNING for f in found(text))
@@ -343,7 +341,7 @@ def test_a_guarded_import_says_nothing_about_the_release() -> None:
         ),
     ],
 )
-def test_a_flag_like_a_known_one_is_a_question_where_other_flags_are_unknown(text: str) -> None:
+def test_a_near_miss_flag_is_a_warning_if_other_flags_are_unknown(text: str) -> None:
     def flags(*args: str) -> list[Finding]:
         facts = replace(script(text), script=read_script(text, args=args))
         return [f for f in run_rules(RULES, facts) if f.rule == "PF-API-006"]
@@ -367,7 +365,7 @@ def test_a_flag_like_a_known_one_is_a_question_where_other_flags_are_unknown(tex
         ),
     ],
 )
-def test_a_parser_that_is_used_at_once_or_looks_for_no_file_is_judged(text: str) -> None:
+def test_a_parser_used_at_once_or_without_files_is_judged(text: str) -> None:
     def refused(*args: str) -> bool:
         facts = replace(script(text), script=read_script(text, args=args))
         return any(f.rule == "PF-API-006" and f.blocks for f in run_rules(RULES, facts))
@@ -376,13 +374,13 @@ def test_a_parser_that_is_used_at_once_or_looks_for_no_file_is_judged(text: str)
     assert not refused("--output_dir", "out", "--learning_rate", "1")
 
 
-def test_releases_that_refuse_each_other() -> None:
+def test_conflicting_releases_are_found() -> None:
     assert [c.package for c in conflicts(["trl==1.16.0", "transformers==4.46.3"])] == ["trl"]
     assert not list(conflicts(["trl>=0.7", "transformers==4.46.3"]))
     assert not list(conflicts(["trl==1.16.0", "transformers>=4.40", "not a requirement!"]))
 
 
-def test_a_subclass_without_a_constructor_takes_what_its_base_takes() -> None:
+def test_a_subclass_without_a_constructor_uses_its_bases_arguments() -> None:
     text = "from transformers import Trainer\nclass Mine(Trainer):\n    pass\nMine(model=1, traindataset=2)"
     (finding,) = found(text, "transformers==4.51.3")
     assert "traindataset" in finding.message and "train_dataset" in manual_text(finding.fix)

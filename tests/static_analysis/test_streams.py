@@ -48,10 +48,10 @@ FULL = "d = load_dataset('a/b', split='train')\n"
         (STREAM + "if found():\n    " + TRAINS.format("s"), None),
     ],
 )
-def test_the_training_set_is_followed_to_the_calls_that_load_it(text: str, streams: bool | None) -> None:
+def test_the_training_set_is_traced_to_its_loading_calls(text: str, streams: bool | None) -> None:
     assert read_script(HEAD + text).uses.streams is streams
 
 
-def test_a_long_chain_of_variables_ends_in_an_answer() -> None:
+def test_a_long_variable_chain_gives_an_unknown_result() -> None:
     chain = "".join(f"s{n + 1} = f(s{n}, s{n})\n" for n in range(300))
     assert read_script(HEAD + STREAM + "s0 = s\n" + chain + TRAINS.format("s300")).uses.streams is None

@@ -66,7 +66,7 @@ def found(text: str, *args: str) -> list[Finding]:
 
 @pytest.mark.slow
 @given(st.lists(MAYBE, min_size=1, max_size=4), st.booleans())
-def test_an_unknown_operand_is_never_decided_against_what_it_may_be(values: list[Any], stops: bool) -> None:
+def test_a_known_outcome_holds_for_every_unknown_operand_value(values: list[Any], stops: bool) -> None:
     """Whatever the unknown operands turn out to be, a known outcome is the same as Python's."""
     outcome = decided([truth(v) for v in values], stops=stops)
     for guess in (True, False):
@@ -93,7 +93,7 @@ def test_comparisons_never_fail(left: Any, right: Any, op: ast.cmpop) -> None:
 
 
 @given(st.lists(MAYBE, max_size=4))
-def test_values_that_differ_have_no_common_one(values: list[Any]) -> None:
+def test_differing_values_have_no_common_value(values: list[Any]) -> None:
     one = same(values)
     if one is not UNKNOWN and len(values) > 1:
         assert all(v == one for v in values)
@@ -104,7 +104,7 @@ def test_values_that_differ_have_no_common_one(values: list[Any]) -> None:
     st.sampled_from(["strip", "split", "replace", "join", "format", "startswith"]),
     st.lists(MAYBE, max_size=2),
 )
-def test_methods_of_texts_never_fail(text: str, name: str, args: list[Any]) -> None:
+def test_string_methods_never_fail(text: str, name: str, args: list[Any]) -> None:
     text_method(text, name, args)
 
 
@@ -129,11 +129,11 @@ def test_methods_of_texts_never_fail(text: str, name: str, args: list[Any]) -> N
         ("see({**unknown(), 'a': 1})", [UNKNOWN]),
     ],
 )
-def test_branches_and_names(text: str, values: list[Any]) -> None:
+def test_branches_and_names_are_evaluated(text: str, values: list[Any]) -> None:
     assert seen(text) == values
 
 
-def test_arguments_that_the_script_sets_itself_are_not_known() -> None:
+def test_arguments_set_by_the_script_itself_are_unknown() -> None:
     text = (
         "import argparse, sys\nsys.argv += ['--go']\np = argparse.ArgumentParser()\np.add_argument('--go', default=1)\n"
     )
@@ -147,14 +147,14 @@ def test_a_constant_of_a_class_does_not_depend_on_the_arguments() -> None:
     assert seen("import sys\nsys.argv = ['x']\nclass CFG:\n    data = 'a/b'\nsee(CFG.data)") == ["a/b"]
 
 
-def test_the_own_name_of_a_script_is_no_argument() -> None:
+def test_the_scripts_own_name_is_not_an_argument() -> None:
     text = "import argparse, sys\nsys.argv[{}] = 'x'\np = argparse.ArgumentParser()\np.add_argument('--go', type=int)\n"
     text += "args = p.parse_args()\nsee(args.go)"
     assert seen(text.format(0), ("--go", "2")) == [2]
     assert seen(text.format(1), ("--go", "2")) == [UNKNOWN]
 
 
-def test_a_branch_that_the_arguments_decide() -> None:
+def test_arguments_decide_a_branch() -> None:
     text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--go', action='store_true')\n"
     text += "args = p.parse_args()\nif args.go:\n    see(1)\n"
     assert seen(text) == []
@@ -162,7 +162,7 @@ def test_a_branch_that_the_arguments_decide() -> None:
     assert Program(ast.parse("if unknown():\n    see(1)")).calls[-1].maybe
 
 
-def test_a_dictionary_for_deepspeed_is_no_internal_error() -> None:
+def test_a_deepspeed_dictionary_is_not_an_internal_error() -> None:
     text = "from transformers import Trainer, TrainingArguments\nTrainer(args=TrainingArguments({}))\n"
     known_rules = {rule.id for rule in rules_of("submit")}
     for value in ("{'zero_optimization': {}}", "[1]", "1.5", "unknown()"):
@@ -199,7 +199,7 @@ SCRIPTS = sorted(p for p in (TESTS / "corpus" / "scripts").glob("*.py") if p.ste
 
 @pytest.mark.prove
 @pytest.mark.parametrize("path", SCRIPTS, ids=[path.stem for path in SCRIPTS])
-def test_no_literal_in_place_of_an_argument_is_an_internal_error(path: Path) -> None:
+def test_a_literal_argument_never_causes_an_internal_error(path: Path) -> None:
     text = path.read_text("utf-8")
     tree, draw = ast.parse(text), random.Random(path.stem)
     count = arguments(tree)
@@ -207,13 +207,13 @@ def test_no_literal_in_place_of_an_argument_is_an_internal_error(path: Path) -> 
         found(with_value(tree, number, draw.choice(ODD)))
 
 
-def test_an_option_with_a_literal_for_its_type_is_no_internal_error() -> None:
+def test_a_literal_option_type_never_causes_an_internal_error() -> None:
     text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x', type={}, choices=['a'])\n"
     for value in ODD:
         found(text.format(value) + "p.parse_args()", "--x", "a")
 
 
-def test_a_peft_config_that_nobody_asked_for_is_none() -> None:
+def test_an_unrequested_peft_config_is_none() -> None:
     text = "from trl import *\nfrom trl import SFTTrainer, get_peft_config, TrlParser\nTrlParser(ModelConfig)\n"
     text += "SFTTrainer(model='a/b', peft_config=get_peft_config(model_args))\n"
     assert method_of(uses(text)) == "full"
@@ -229,7 +229,7 @@ def test_a_peft_config_that_nobody_asked_for_is_none() -> None:
         ("LoraConfig() if unknown() else None", None),
     ],
 )
-def test_a_peft_config_that_is_not_known_is_neither(config: str, method: str | None) -> None:
+def test_an_unknown_peft_config_leaves_the_method_unsure(config: str, method: str | None) -> None:
     text = f"from trl import SFTTrainer\nfrom peft import LoraConfig\nSFTTrainer(model='a/b', peft_config={config})\n"
     assert method_of(uses(text)) == method
     run = run_of(uses(text), 7_000_000_000, None, 1)
@@ -239,7 +239,7 @@ def test_a_peft_config_that_is_not_known_is_neither(config: str, method: str | N
     assert (most > 3 * least) is (method is None), "either is counted where both are possible"
 
 
-def test_a_batch_of_no_rows_is_not_known() -> None:
+def test_a_batch_without_rows_is_unknown() -> None:
     text = "from transformers import Trainer, TrainingArguments\nTrainer(args=TrainingArguments({}))\n"
     for rows in ("0", "-1", "unknown()"):
         run = run_of(uses(text.format(f"per_device_train_batch_size={rows}")), 10**9, None, 1)
@@ -247,7 +247,7 @@ def test_a_batch_of_no_rows_is_not_known() -> None:
         assert memory(run)[0] == memory(run.model_copy(update={"batch": 1}))[0]
 
 
-def test_the_default_of_a_flag_is_the_one_of_the_scripts_own_dataclass() -> None:
+def test_a_flags_default_comes_from_the_scripts_dataclass() -> None:
     text = """
 from dataclasses import dataclass
 from trl import ScriptArguments, TrlParser
@@ -263,14 +263,14 @@ parser = TrlParser((Mine,))
     assert use.config == "socratic"
 
 
-def test_what_the_first_process_does_is_done() -> None:
+def test_actions_of_the_first_process_are_certain() -> None:
     text = "from transformers import AutoModel\nif {}:\n    model.push_to_hub('me/model')\n"
     for test in ("accelerator.is_main_process", "rank == 0", "trainer.is_world_process_zero()"):
         assert [p.maybe for p in uses(text.format(test)).pushes] == [False]
     assert [p.maybe for p in uses(text.format("rank == 1")).pushes] == [True]
 
 
-def test_the_syntax_of_a_later_python_is_a_question() -> None:
+def test_the_syntax_of_a_later_python_is_a_warning() -> None:
     later = f"{NEWEST[0]}.{NEWEST[1] + 1}"  # its grammar isn't known yet
     text = '# /// script\n# requires-python = ">={}"\n# ///\nsyntax of tomorrow\n'
     facts = replace(submit(), script=read_script(text.format(later)))
@@ -289,7 +289,7 @@ def test_the_syntax_of_a_later_python_is_a_question() -> None:
         (RepoUse("o/d", "dataset", 1, "data", config="fr", maybe=True), False),
     ],
 )
-def test_a_config_that_is_not_known_is_not_absent(use: RepoUse, refused: bool) -> None:
+def test_an_unknown_config_is_not_absent(use: RepoUse, refused: bool) -> None:
     configs = tuple(Config(name=n, splits=(Split(name="train"),)) for n in ("en", "de"))
     repo = Repo(id="o/d", type="dataset", status="ok", access=True, structure=Structure(configs=configs))
     for default, blocks in (("", refused), ("en", refused and bool(use.config))):
@@ -298,13 +298,13 @@ def test_a_config_that_is_not_known_is_not_absent(use: RepoUse, refused: bool) -
         assert any(f.blocks and f.rule == "PF-DATA-001" for f in run_rules(rules_of("submit"), facts)) is blocks
 
 
-def test_pushes_and_columns_of_branches_that_are_not_taken() -> None:
+def test_pushes_and_columns_in_untaken_branches_are_ignored() -> None:
     assert uses("if False:\n    model.push_to_hub('a/b')").pushes == ()
     row = "def f(row):\n    if 'q' in row:\n        return row['q']\n    return row['a']\ndata.map(f)\n"
     assert [name for name, _ in uses(row).reads] == ["a"]
 
 
-def test_guarded_imports_and_classes_of_the_script() -> None:
+def test_guarded_imports_and_script_classes_are_ignored() -> None:
     guarded = uses("from accelerate.utils import is_wandb_available\nif is_wandb_available():\n    import wandb\n")
     assert "wandb" not in {name for name, _ in guarded.imports}
     own = "class GPT:\n    @classmethod\n    def from_pretrained(cls, name):\n        return cls()\n"
@@ -324,7 +324,7 @@ SETTING = st.sampled_from(
 @pytest.mark.slow
 @given(st.lists(st.tuples(SETTING, MAYBE), max_size=5, unique_by=lambda pair: pair[0]))
 @settings(max_examples=60, deadline=None)
-def test_no_type_of_a_setting_is_an_internal_error(given_settings: list[tuple[str, Any]]) -> None:
+def test_a_setting_of_any_type_never_causes_an_internal_error(given_settings: list[tuple[str, Any]]) -> None:
     words = ", ".join(f"{n}={'unknown()' if v is UNKNOWN else _source(v)}" for n, v in given_settings)
     text = "from trl import GRPOTrainer, GRPOConfig\nfrom transformers import AutoModel\n"
     text += f"AutoModel.from_pretrained('a/b'{', ' if words else ''}{words})\n"
@@ -353,7 +353,7 @@ SAVING = "def keep():\n    torch.save(m.state_dict(), 'out/m.pt')\n"
         ("@hook\n" + SAVING, False),
     ],
 )
-def test_what_a_function_saves_that_nothing_names_is_a_question(text: str, maybe: bool) -> None:
+def test_a_save_in_an_unreferenced_function_is_uncertain(text: str, maybe: bool) -> None:
     uses = read_script("import torch\nloss.backward()\n" + text).uses
     assert [write.maybe for write in uses.writes] == [maybe]
 

@@ -47,7 +47,7 @@ def wrong(found: TypedSettings) -> list[str]:
         ({"TRAIN_STEPS": "ten"}, {"steps": "ten"}),
     ],
 )
-def test_a_variable_is_read_as_the_trainer_reads_it(env: dict[str, str], given: dict[str, Any]) -> None:
+def test_variables_are_parsed_like_in_the_trainer(env: dict[str, str], given: dict[str, Any]) -> None:
     found = sft(**env)
     assert found.given == given
     assert wrong(found) == (["steps"] if given == {"steps": "ten"} else [])
@@ -64,13 +64,13 @@ def test_a_variable_is_read_as_the_trainer_reads_it(env: dict[str, str], given: 
         (["--steps", "9" * 400], [], []),
     ],
 )
-def test_arguments_that_the_trainer_refuses_are_found(argv: list[str], unknown: list[str], outside: list[str]) -> None:
+def test_arguments_refused_by_the_trainer_are_found(argv: list[str], unknown: list[str], outside: list[str]) -> None:
     found = sft(*argv)
     assert (found.unknown, wrong(found)) == (unknown, outside)
 
 
 @pytest.mark.slow
-def test_a_smoke_run_needs_nothing_and_its_opposite_needs_all() -> None:
+def test_a_smoke_run_has_no_required_settings() -> None:
     assert sft("--smoke").missing == []
     assert sft("--no-smoke").missing == ["dataset", "model"]
     assert sft("--config", "my.yaml").missing == []
@@ -93,7 +93,7 @@ def test_a_smoke_run_needs_nothing_and_its_opposite_needs_all() -> None:
         OWN + "class S(metaclass=Odd):\n  lr: float = option(0.1, 'x')\n" + RUN,
     ],
 )
-def test_a_script_that_declares_its_settings_elsewhere_or_otherwise_is_left_alone(text: str) -> None:
+def test_a_script_with_other_setting_declarations_is_not_judged(text: str) -> None:
     assert read(text, "--epochs", "3") is None
 
 
@@ -108,13 +108,13 @@ def test_a_script_that_declares_its_settings_elsewhere_or_otherwise_is_left_alon
         "most=1e999",
     ],
 )
-def test_odd_limits_raise_nothing(limits: str) -> None:
+def test_odd_limits_never_raise(limits: str) -> None:
     found = read(OWN + f"class S:\n  gpus: int = option(1, 'x', {limits})\n" + RUN, "--gpus", "2")
     assert found is not None and wrong(found) == []
 
 
 @pytest.mark.slow
-def test_an_upload_that_was_added_to_a_copied_trainer_is_seen() -> None:
+def test_an_upload_added_to_a_copied_trainer_is_detected() -> None:
     text = shipped("sft")
     assert pushes(text) == ()
     added = text.replace(

@@ -35,7 +35,7 @@ def savers(imports: str, body: str) -> tuple[str, ...]:
         ("import unused", PLAIN.format("[]")),
     ],
 )
-def test_code_that_never_gets_the_model_can_not_save_it(imports: str, body: str) -> None:
+def test_code_without_access_to_the_model_never_saves_it(imports: str, body: str) -> None:
     assert savers(imports, body) == ()
 
 
@@ -60,15 +60,15 @@ def test_code_that_never_gets_the_model_can_not_save_it(imports: str, body: str)
         ("import mine", PLAIN.format("[]") + "\nmine.everything(**locals())"),
     ],
 )
-def test_code_that_gets_the_model_or_a_place_to_act_may_save_it(imports: str, body: str) -> None:
+def test_code_with_access_to_the_model_or_a_hook_may_save_it(imports: str, body: str) -> None:
     assert savers(imports, body)
 
 
-def test_training_that_is_not_seen_may_save() -> None:
+def test_unseen_training_code_may_save() -> None:
     assert read_script("from mine import build\nengine = build('config.json')\nengine.train()").uses.savers
 
 
-def test_a_module_that_only_makes_rows_leaves_the_refusal_certain() -> None:
+def test_a_module_that_only_makes_rows_counts_only_as_unseen() -> None:
     text = TRAINS.format("from mine import get_rows", PLAIN.format("get_rows()"))
     assert read_script(text).uses.unseen == ("the module mine",), "it may still write other files"
 
@@ -99,12 +99,12 @@ def test_a_trainer_without_a_configuration_saves_to_its_default_folder() -> None
     assert not uses.pushes
 
 
-def test_a_trainers_own_way_to_save_counts() -> None:
+def test_a_trainers_private_save_method_counts() -> None:
     text = TRAINS.format("", PLAIN.format("[]")) + "trainer._save('best', state_dict={})"
     assert [w.path for w in read_script(text).uses.writes] == ["best"]
 
 
-def test_depth_and_length_end_in_an_answer() -> None:
+def test_deep_and_long_code_is_still_answered() -> None:
     deep = "import mine\nx = mine.y" + " + 1" * 3000 + "\ny = mine" + ".z()" * 800
     assert savers(deep, PLAIN.format("x")) == ()
     chain = "\n".join(f"a{n} = a{n + 1}" for n in range(60)) + "\na60 = mine.rows()"

@@ -39,7 +39,7 @@ def marked(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", marked(BENCHES))
-def test_a_measurement_prints_its_figures_and_what_they_are_held_against(name: str, tmp_path: Path) -> None:
+def test_a_measurement_prints_its_figures_and_their_references(name: str, tmp_path: Path) -> None:
     for program in ("sshd", "ssh", "scp", "rsync") if name == "ssh" else ():
         need(program, shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is not None)
     need("huggingface_hub", name != "hub" or find_spec("huggingface_hub") is not None)
@@ -51,7 +51,7 @@ def test_a_measurement_prints_its_figures_and_what_they_are_held_against(name: s
     assert len({(what, peer) for what, _, peer, _ in rows}) > 1 and any(float(ratio or 0) > 0 for *_, ratio in rows)
 
 
-def test_the_last_table_has_every_figure_and_a_failed_measurement_is_named(
+def test_the_summary_has_every_figure_and_reports_a_failed_measurement(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "good.py").write_text("print('about', '| a | 1 s | b 2 s | 0.50 |', sep='\\n')")
@@ -87,7 +87,7 @@ TOOLS: dict[str, tuple[str, str]] = {
 CODES = {"check_trainers": 2, "kube_apiserver": 1}
 
 
-def test_no_tool_is_forgotten() -> None:
+def test_every_tool_is_tested() -> None:
     others = {
         "build_site",
         "bundle",
@@ -106,7 +106,7 @@ def test_a_tool_runs(name: str, tmp_path: Path) -> None:
     assert name != "picture" or (tmp_path / "demo.svg").read_text("utf-8").startswith("<svg")
 
 
-def test_a_llama_cpp_that_was_built_is_found(tmp_path: Path) -> None:
+def test_an_existing_llama_cpp_build_is_found(tmp_path: Path) -> None:
     inner = f"{SOURCE.replace('-', '_').replace('==', '-')}/vendor/llama.cpp"
     kept = tmp_path / ".cache" / SOURCE.replace("==", "-") / inner
     (kept / "build-cpu" / "bin").mkdir(parents=True)

@@ -22,7 +22,7 @@ from real_parts import need
 BUNDLE = runpy.run_path(str(ROOT / "tools" / "bundle.py"))
 
 
-def test_two_builds_are_equal_and_have_what_the_server_needs(tmp_path: Path) -> None:
+def test_two_builds_are_identical_and_have_the_server_files(tmp_path: Path) -> None:
     one, two = (BUNDLE["main"](tmp_path / name) for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes() and one.name == f"gpuwarden-{__version__}.mcpb"
     names = zipfile.ZipFile(one).namelist()
@@ -42,7 +42,7 @@ def test_the_form_has_every_variable_and_hides_secrets() -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("empty", ["", "${user_config.X}"])
-def test_the_server_starts_where_a_client_unpacks_it(tmp_path: Path, empty: str) -> None:
+def test_the_server_starts_from_an_unpacked_bundle(tmp_path: Path, empty: str) -> None:
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), PATH]))
     need("uv", uv is not None)
     folder = tmp_path / "an extension"

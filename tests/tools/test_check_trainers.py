@@ -89,7 +89,7 @@ def checked(tool: ModuleType, at: Path) -> int:
 
 
 @pytest.mark.prove
-def test_a_release_that_has_everything_is_silent_and_one_beyond_the_bounds_is_told_apart(
+def test_a_complete_release_passes_and_an_out_of_bounds_release_is_marked(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel(tmp_path / "wheels", "transformers", "5.1.0", TRANSFORMERS)
@@ -116,7 +116,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("package", "old", "new", "thing"), CHANGES, ids=[c[3].rpartition(".")[2] for c in CHANGES])
-def test_each_thing_that_a_release_lacks_is_named(
+def test_everything_missing_from_a_release_is_reported(
     tool: ModuleType, tmp_path: Path, package: str, old: str, new: str, thing: str
 ) -> None:
     files = {"transformers": TRANSFORMERS, "trl": TRL}
@@ -148,7 +148,7 @@ CONFIGURED = {
 @pytest.mark.parametrize(
     ("keyword", "has"), [("hidden_size", True), ("use_cache", True), ("width", False)], ids=lambda v: str(v)
 )
-def test_the_fields_of_classes_below_a_marked_one_are_arguments(
+def test_fields_of_subclasses_of_a_marked_class_are_arguments(
     tool: ModuleType, tmp_path: Path, keyword: str, has: bool
 ) -> None:
     wheel(tmp_path, "transformers", "5.2", CONFIGURED)
@@ -158,7 +158,7 @@ def test_the_fields_of_classes_below_a_marked_one_are_arguments(
 
 
 @pytest.mark.slow
-def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_reintroduced_argument_is_reported_to_the_gate(tool: ModuleType, tmp_path: Path) -> None:
     more = {
         p: t.replace("    seed: int = 0", "    seed: int = 0\n    no_cuda: bool = False")
         for p, t in TRANSFORMERS.items()
@@ -169,12 +169,12 @@ def test_an_argument_that_came_back_is_reported_to_the_gate(tool: ModuleType, tm
 
 
 @pytest.mark.prove
-def test_a_release_that_can_not_be_had_is_not_called_sound(tool: ModuleType, tmp_path: Path) -> None:
+def test_an_unavailable_release_does_not_pass(tool: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     assert checked(tool, tmp_path) == 2
 
 
-def test_every_trainer_uses_something_that_is_compared(tool: ModuleType) -> None:
+def test_every_trainer_has_comparable_uses(tool: ModuleType) -> None:
     uses = tool.uses_of(tool.whole(ROOT / "skills/gpu-training/scripts/sft.py"))
     text = set(map(str, uses))
     assert {"trl.SFTConfig(max_length=)", "trl.SFTConfig(gradient_accumulation_steps=)"} <= text

@@ -35,5 +35,5 @@ def ordered(names: str, workers: int) -> str:
         ("aA", 4, "Aa"),
     ],
 )
-def test_every_worker_starts_with_its_share_of_the_long_ones(names: str, workers: int, wanted: str) -> None:
+def test_every_worker_starts_with_its_share_of_the_long_tests(names: str, workers: int, wanted: str) -> None:
     assert ordered(names, workers) == wanted

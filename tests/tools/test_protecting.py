@@ -11,7 +11,7 @@ from paths import ROOT
 TESTS = ROOT / "tests"
 
 
-def test_every_name_among_those_that_protect_matches_a_test(pytestconfig: pytest.Config) -> None:
+def test_every_protecting_name_matches_a_test(pytestconfig: pytest.Config) -> None:
     conftest = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     assert conftest is not None
     modules = [path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")]
@@ -21,7 +21,7 @@ def test_every_name_among_those_that_protect_matches_a_test(pytestconfig: pytest
     assert [test for file, _, test in named if test and f"def {test}" not in tests[file]] == []
 
 
-def test_no_test_reads_a_running_clock() -> None:
+def test_tests_never_read_a_running_clock() -> None:
     clocks = re.compile(r"perf_" r"counter|process_" r"time|time\.time\(\)|mono" r"tonic\(")
     allowed = (TESTS / "kits/waiting.py", TESTS / "corpus")
     found = [path for path in TESTS.rglob("*.py") if clocks.search(path.read_text("utf-8", "replace"))]

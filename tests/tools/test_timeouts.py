@@ -37,7 +37,7 @@ def test_it(slow_to_go):
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [HANGS, FAILS_THEN_HANGS, TEARDOWN_HANGS])
 @pytest.mark.parametrize("method", ["signal", "thread"])
-def test_one_that_hangs_ends_as_failed(tmp_path: Path, body: str, method: str) -> None:
+def test_a_hanging_test_fails_by_timeout(tmp_path: Path, body: str, method: str) -> None:
     (tmp_path / "test_one.py").write_text(body)
     options = ["--timeout", "1", "--timeout-method", method, "--reruns", "1"]
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "timed_again", "-p", "no:cacheprovider", *options]

@@ -32,7 +32,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_both_behave_alike(program: str, tmp_path: Path) -> None:
+def test_a_warm_python_behaves_like_a_new_python(program: str, tmp_path: Path) -> None:
     seen = []
     for python in ([sys.executable], warm()):
         done = subprocess.run(
@@ -43,7 +43,7 @@ def test_both_behave_alike(program: str, tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_signal_reaches_it_and_a_kill_ends_it() -> None:
+def test_a_signal_or_a_kill_reaches_the_warm_process() -> None:
     waits = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(os.getpid(), flush=True)\n"
     for kill, code in ((signal.SIGTERM, 7), (signal.SIGKILL, -9)):
         argv = [*warm(), "-c", waits + "time.sleep(600)"]

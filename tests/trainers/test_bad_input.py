@@ -146,7 +146,9 @@ GATED = ["sft", "dpo", "image_classification", "sentence_embedding", "merge_and_
         pytest.param("sft", "", id="without a token"),
     ],
 )
-def test_a_gated_model_is_named_with_the_way_to_it(trainers: Trainers, tmp_path: Path, method: str, token: str) -> None:
+def test_a_gated_model_is_reported_with_the_way_to_get_access(
+    trainers: Trainers, tmp_path: Path, method: str, token: str
+) -> None:
     for name in NEEDS.get(method, ()):
         need(name, importlib.util.find_spec(name) is not None)
     with hub_server(tmp_path / "hub") as hub:
@@ -176,7 +178,7 @@ def test_a_gated_model_is_named_with_the_way_to_it(trainers: Trainers, tmp_path:
 # ------------------------------------------------------------------------------------------------- the conversion
 
 
-def test_a_conversion_that_can_not_be_read_or_started_is_named(trainers: Trainers) -> None:
+def test_an_unreadable_or_unstartable_conversion_is_reported(trainers: Trainers) -> None:
     model = str(language_model(trainers.folder / "to-convert"))
     for flags, code, says in (
         (["--model", "nobody/nothing"], 6, ("nobody/nothing",)),
@@ -201,7 +203,7 @@ def test_a_conversion_into_the_folder_of_its_run_leaves_the_run_resumable(traine
     assert (out / "baseline.json").exists()
 
 
-def test_a_conversion_leaves_the_files_of_another_model_alone(trainers: Trainers) -> None:
+def test_a_conversion_keeps_the_files_of_another_model(trainers: Trainers) -> None:
     out = trainers.folder / "taken"
     (out / "gguf").mkdir(parents=True)
     (out / "gguf" / "mine.gguf").write_bytes(b"dear")
@@ -211,7 +213,7 @@ def test_a_conversion_leaves_the_files_of_another_model_alone(trainers: Trainers
     assert [p.name for p in out.iterdir()] == ["gguf"]
 
 
-def test_a_conversion_without_room_ends_before_it_writes(
+def test_a_conversion_without_disk_space_ends_before_writing(
     trainers: Trainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import merge_and_gguf as merge

@@ -113,7 +113,7 @@ async def ended(ctx: Context, cloud: Cloud, job_id: str, level: Level = Level.RE
 
 
 @pytest.mark.parametrize("method", PLAYED)
-async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
+async def test_a_trainer_runs_through_a_preemption_to_teardown(ctx: Context, method: str) -> None:
     """The machine is taken away midway, so the second checkpoint is saved on the second attempt."""
     for name in (*LIBRARIES, *NEEDS.get(method, ())):
         need(name, importlib.util.find_spec(name) is not None)
@@ -138,7 +138,7 @@ async def test_a_trainers_whole_life(ctx: Context, method: str) -> None:
     assert [step for step, name, _ in curve(out) if name == "loss"] == list(range(1, 9))
 
 
-async def test_a_conversions_whole_life(ctx: Context) -> None:
+async def test_a_conversion_runs_from_launch_to_teardown(ctx: Context) -> None:
     """GPUWARDEN_LLAMA_CPP contains the paths of llama.cpp's source and build, as SOURCE:BUILD; `make gguf` sets it."""
     source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
     if not build:

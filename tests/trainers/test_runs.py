@@ -64,7 +64,7 @@ def result(trainers: Trainers, out: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["sft", *(pytest.param(m, marks=pytest.mark.prove) for m in METHODS if m != "sft")])
-def test_a_smoke_run_has_metrics_result_card_and_proof_and_needs_no_network(trainers: Trainers, method: str) -> None:
+def test_an_offline_smoke_run_gives_metrics_result_card_and_proof(trainers: Trainers, method: str) -> None:
     need_libraries(method)
     out, metrics = f"life-{method}", trainers.folder / f"metrics-{method}.jsonl"
     real = {"TRAIN_HUB_MODEL_ID": "me/real-model", "TRAIN_MODEL": "meta/Big-70B"}
@@ -117,7 +117,7 @@ def test_a_killed_run_resumes_bit_for_bit(trainers: Trainers, method: str, full:
     assert report.verdict is Verdict.PROVEN, report.reasons
 
 
-def test_a_kill_in_a_save_leaves_only_whole_checkpoints_and_the_run_goes_on(trainers: Trainers) -> None:
+def test_a_kill_during_a_save_leaves_whole_checkpoints_and_the_run_resumes(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"))
     assert trainers.run("sft", "cut", *words, fault="KilledInSave", step=4).code == -9
     assert [p.name for p in (trainers.folder / "cut").glob("checkpoint-*")] == ["checkpoint-2"]
@@ -130,7 +130,7 @@ def files_of(out: Path) -> dict[str, tuple[int, bytes]]:
     return {str(p.relative_to(out)): (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
 
 
-def test_a_finished_run_that_is_started_again_changes_nothing(trainers: Trainers) -> None:
+def test_restarting_a_finished_run_changes_nothing(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"), 4, 2)
     assert (ended := trainers.run("sft", "done", *words)).code == 0, ended.log
     before = files_of(trainers.folder / "done")
@@ -141,7 +141,7 @@ def test_a_finished_run_that_is_started_again_changes_nothing(trainers: Trainers
 
 
 @pytest.mark.parametrize("rank", ["0", "4"])
-def test_a_kill_behind_the_last_checkpoint_adds_no_step(trainers: Trainers, rank: str) -> None:
+def test_a_kill_after_the_last_checkpoint_adds_no_step(trainers: Trainers, rank: str) -> None:
     """The learning rate is constant, so another step would change the weights."""
     words = trainers.small("sft", trainers.data("sft"), 4, 2)
     words += ["--scheduler", "constant", "--lora-rank", rank]
@@ -168,7 +168,7 @@ def test_an_adapter_does_not_go_on_over_other_weights(trainers: Trainers) -> Non
 
 
 @pytest.mark.prove
-def test_a_disk_that_fills_up_ends_the_run_with_one_line(
+def test_a_full_disk_ends_the_run_with_one_line(
     trainers: Trainers, disk: Callable[[str], Path], wording: Wording
 ) -> None:
     out = disk("size=64m") / "out"
@@ -183,7 +183,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_one_line(
     assert ended.code == 0 and result(trainers, str(out))["resumed_from"] == "checkpoint-2", ended.log
 
 
-def test_a_resumed_run_does_not_miss_its_best_checkpoint(trainers: Trainers) -> None:
+def test_a_resumed_run_keeps_its_best_checkpoint(trainers: Trainers) -> None:
     words = [*trainers.small("sft", trainers.data("sft")), "--eval-fraction", "0.2", "--keep", "1"]
     assert trainers.run("sft", "best", *words, fault="Killed", step=5).code == -9
     for state in (trainers.folder / "best").glob("checkpoint-*/trainer_state.json"):
@@ -199,7 +199,7 @@ def test_a_pretend_machine_needs_no_gpu(trainers: Trainers) -> None:
     assert ended.code == 0, ended.log
 
 
-def test_a_line_of_the_log_has_the_step_the_total_and_the_time_left(trainers: Trainers) -> None:
+def test_a_log_line_has_the_step_the_total_and_the_time_left(trainers: Trainers) -> None:
     ended = trainers.run("sft", "lines", *trainers.small("sft", trainers.data("sft"), 4, 2))
     rows = [ast.literal_eval(line) for line in ended.log.splitlines() if line.startswith("{'step'")]
     losses = [row for row in rows if "loss" in row]
@@ -208,7 +208,7 @@ def test_a_line_of_the_log_has_the_step_the_total_and_the_time_left(trainers: Tr
 
 
 @pytest.mark.parametrize("method", ["grpo", pytest.param("rloo", marks=pytest.mark.prove)])
-def test_rewards_that_do_not_vary_are_a_warning(trainers: Trainers, method: str) -> None:
+def test_constant_rewards_cause_a_warning(trainers: Trainers, method: str) -> None:
     varying = trainers.run(method, "varying", "--smoke")
     assert varying.code == 0 and "WARNING: all answers" not in varying.log, varying.log
     assert any(float(v) > 0 for v in re.findall(r"'reward_std': '([\d.e-]+)'", varying.log))
@@ -244,7 +244,7 @@ def test_a_signal_saves_at_that_step_and_ends_with_its_own_code(
 # ------------------------------------------------------------------------------------------- memory, divergence
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_before_it_reaches_the_weights(trainers: Trainers) -> None:
+def test_a_nonfinite_gradient_ends_the_run_before_a_weight_update(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"))
     refused(trainers.run("sft", "nan", *words, fault="NotFinite", step=6), 5, " 6", "learning-rate")
     out = trainers.folder / "nan"
@@ -254,7 +254,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_it_reaches_the_weight
 
 
 @pytest.mark.prove
-def test_memory_that_runs_out_starts_the_run_again_once_with_the_same_effective_batch(trainers: Trainers) -> None:
+def test_out_of_memory_restarts_once_with_the_same_effective_batch(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"))
     ended = trainers.run("sft", "oom", *words, fault="OutOfMemory", step=6)
     assert ended.code == 0, ended.log
@@ -299,7 +299,7 @@ BAD_ROWS: list[tuple[str, str, list[dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("method", "name", "rows"), BAD_ROWS, ids=[b[1] for b in BAD_ROWS])
-def test_rows_that_do_not_fit_end_the_run_before_a_weight_is_loaded(
+def test_unsuitable_rows_end_the_run_before_loading_weights(
     trainers: Trainers, method: str, name: str, rows: list[dict[str, Any]], wording: Wording
 ) -> None:
     ended = trainers.run(method, f"bad-{name}", *trainers.small(method, trainers.data(method, rows)))
@@ -331,7 +331,7 @@ def test_rows_that_do_not_fit_end_the_run_before_a_weight_is_loaded(
     ],
     ids=lambda v: v[-1] if isinstance(v, list) else None,
 )
-def test_each_kind_of_bad_input_has_its_line_and_its_code(
+def test_each_kind_of_bad_input_has_its_message_and_exit_code(
     trainers: Trainers, words: list[str], code: int, expected: tuple[str, ...]
 ) -> None:
     import torch
@@ -356,7 +356,7 @@ def test_each_kind_of_bad_input_has_its_line_and_its_code(
     ],
     ids=["template", "pad"],
 )
-def test_a_tokenizer_that_lacks_something_is_refused(
+def test_an_incomplete_tokenizer_is_refused(
     trainers: Trainers, tmp_path: Path, more: dict[str, None], flag: str
 ) -> None:
     language_model(tmp_path / "m", **more)
@@ -364,7 +364,7 @@ def test_a_tokenizer_that_lacks_something_is_refused(
     refused(trainers.run("sft", "lacks", *words), 3, flag)
 
 
-def test_a_folder_of_another_run_is_refused_and_left_as_it_is(trainers: Trainers, wording: Wording) -> None:
+def test_the_folder_of_another_run_is_refused_and_unchanged(trainers: Trainers, wording: Wording) -> None:
     data = trainers.data("sft")
     words = trainers.small("sft", data, steps=2)
     assert trainers.run("sft", "mine", *words).code == 0
@@ -400,7 +400,7 @@ def test_a_final_model_without_checkpoints_is_not_replaced_by_another_run(traine
     assert dear.read_text() == "dear" and result(trainers, "alone") == before
 
 
-def test_a_baseline_is_of_the_settings_that_train(trainers: Trainers) -> None:
+def test_a_baseline_is_measured_with_the_training_settings(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"), steps=2)
     out = trainers.folder / "baseline"
     assert trainers.run("sft", "baseline", *words, fault="Killed", step=1).code == -9
@@ -410,7 +410,7 @@ def test_a_baseline_is_of_the_settings_that_train(trainers: Trainers) -> None:
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_tools_are_part_of_what_is_learnt(trainers: Trainers, tmp_path: Path, as_text: bool) -> None:
+def test_tools_are_part_of_the_training_text(trainers: Trainers, tmp_path: Path, as_text: bool) -> None:
     template = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE
     model = language_model(tmp_path / "m", template=template)
     tools: Any = [{"type": "function", "function": {"name": "weather", "description": "two plus " * 60}}]
@@ -423,7 +423,7 @@ def test_tools_are_part_of_what_is_learnt(trainers: Trainers, tmp_path: Path, as
     assert tokens["num_tokens"] > 4 * 128
 
 
-def test_a_pair_with_one_answer_twice_is_mentioned(trainers: Trainers) -> None:
+def test_a_pair_with_identical_answers_is_reported(trainers: Trainers) -> None:
     rows = [{"prompt": f"a {n}", "chosen": "b", "rejected": "b" if n == 2 else "c"} for n in range(8)]
     ended = trainers.run("dpo", "tie", *trainers.small("dpo", trainers.data("dpo", rows), steps=2))
     assert ended.code == 0, ended.log
@@ -447,7 +447,7 @@ def box(*sides: int) -> dict[str, Any]:
         pytest.param("object_detection", {"objects": {"bbox": [[1, 1, 2, 2]]}}, id="no-category"),
     ],
 )
-def test_pictures_that_can_not_be_trained_on_are_named(
+def test_untrainable_images_are_reported(
     trainers: Trainers, method: str, change: dict[str, Any], wording: Wording
 ) -> None:
     ended = with_picture(trainers, method, change)
@@ -465,7 +465,7 @@ LABELS = (
 
 
 @pytest.mark.parametrize(("labels", "named"), [pytest.param(a, b, id=name) for name, a, b in LABELS])
-def test_labels_that_are_a_slip_end_the_run_before_the_model_is_loaded(
+def test_mistaken_labels_end_the_run_before_the_model_is_loaded(
     trainers: Trainers, labels: list[Any], named: str
 ) -> None:
     need_libraries("image_classification")
@@ -480,7 +480,7 @@ def test_labels_that_are_a_slip_end_the_run_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     "labels", [["red"] * 10 + ["blue"] * 10 + ["green"] * 4, [0] * 10 + [1] * 10 + [2] * 4, ["cat1", "cat2"] * 12]
 )
-def test_rare_labels_that_are_unlike_the_others_are_classes(trainers: Trainers, labels: list[Any]) -> None:
+def test_rare_labels_unlike_the_others_are_accepted_as_classes(trainers: Trainers, labels: list[Any]) -> None:
     need_libraries("image_classification")
     rows = picture_rows("image_classification", trainers.folder / "labelled")
     for row, label in zip(rows, labels, strict=True):
@@ -490,7 +490,7 @@ def test_rare_labels_that_are_unlike_the_others_are_classes(trainers: Trainers, 
 
 
 @pytest.mark.parametrize("name", ["broken.png", "missing.png"])
-def test_pictures_that_can_not_be_read_are_named(trainers: Trainers, name: str) -> None:
+def test_unreadable_images_are_reported(trainers: Trainers, name: str) -> None:
     refused(with_picture(trainers, "image_classification", {"image": name}), 3, name)
 
 
@@ -549,7 +549,7 @@ COCO_FAULTS: list[tuple[str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("part", "name", "value", "named"), COCO_FAULTS, ids=[f"{f[1]}-{f[2]}" for f in COCO_FAULTS])
-def test_annotations_that_are_not_coco_are_named(
+def test_invalid_coco_annotations_are_reported(
     trainers: Trainers, tmp_path: Path, part: str, name: str, value: Any, named: str
 ) -> None:
     coco = coco_folder(trainers, tmp_path)
@@ -558,7 +558,7 @@ def test_annotations_that_are_not_coco_are_named(
     refused(trainers.run("object_detection", "coco-bad", *trainers.small("object_detection", tmp_path)), 3, named)
 
 
-def test_crowds_are_left_out_and_pictures_are_found_in_a_subfolder(trainers: Trainers, tmp_path: Path) -> None:
+def test_crowds_are_skipped_and_images_are_found_in_a_subfolder(trainers: Trainers, tmp_path: Path) -> None:
     need_libraries("object_detection")
     coco = coco_folder(trainers, tmp_path)
     for one in coco["annotations"][:2]:
@@ -596,7 +596,7 @@ def test_classes_at_different_depths_are_refused_with_the_fix(trainers: Trainers
 
 
 @pytest.mark.prove
-def test_an_adapter_becomes_gguf_files_that_are_proven(trainers: Trainers) -> None:
+def test_an_adapter_is_converted_to_proven_gguf_files(trainers: Trainers) -> None:
     """GPUWARDEN_LLAMA_CPP contains the paths of llama.cpp's source and build, as SOURCE:BUILD; builds take minutes."""
     source, _, build = os.environ.get("GPUWARDEN_LLAMA_CPP", "").partition(":")
     if not build:
@@ -612,7 +612,7 @@ def test_an_adapter_becomes_gguf_files_that_are_proven(trainers: Trainers) -> No
     assert verify(trainers.folder / "files" / "gguf", Level.LOAD).verdict is Verdict.PROVEN
 
 
-def test_k_types_of_a_model_whose_sizes_rule_them_out_are_refused(trainers: Trainers) -> None:
+def test_k_types_are_refused_for_unsuitable_model_sizes(trainers: Trainers) -> None:
     ended = trainers.run("merge_and_gguf", "narrow", "--model", str(trainers.model), "--types", "Q4_K_M")
     refused(ended, 3, "hidden_size", "64", "--fallback")
 
@@ -636,9 +636,7 @@ class Api(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def test_metrics_and_alerts_reach_an_api_that_is_away_now_and_then(
-    trainers: Trainers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_and_alerts_reach_an_intermittent_api(trainers: Trainers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "asked", [])
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -659,7 +657,7 @@ def test_metrics_and_alerts_reach_an_api_that_is_away_now_and_then(
     assert alerts == ["job_started", "job_completed"]
 
 
-def test_metrics_that_can_not_be_written_do_not_end_a_run(trainers: Trainers) -> None:
+def test_unwritable_metrics_do_not_end_a_run(trainers: Trainers) -> None:
     words = trainers.small("sft", trainers.data("sft"), steps=2)
     new = trainers.folder / "new" / "metrics.jsonl"
     assert trainers.run("sft", "to-new", *words, GPUWARDEN_METRICS=str(new)).code == 0
@@ -688,7 +686,7 @@ def test_the_final_model_and_its_card_are_pushed(trainers: Trainers, tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.prove
-def test_two_processes_train_one_model_are_told_of_signals_and_survive_lack_of_memory(
+def test_two_processes_train_one_model_get_signals_and_survive_out_of_memory(
     trainers: Trainers, tmp_path: Path
 ) -> None:
     """The machine's signal reaches the process that started the others, whose exit code is the run's."""

@@ -131,7 +131,7 @@ BOTH = ("--model", "m", "--dataset", "d")
         pytest.param((*BOTH, "--quantize", "4bit", "--lora-rank", "0"), "4bit", "lora_rank", id="quantize"),
     ],
 )
-def test_a_wrong_setting_ends_the_run_with_its_name_and_the_fix(
+def test_a_wrong_setting_ends_the_run_and_names_setting_and_fix(
     words: tuple[str, ...], named: str, fix: str, wording: Wording
 ) -> None:
     code, log = asked(*words)
@@ -147,7 +147,7 @@ def test_a_flag_without_its_value_ends_the_run() -> None:
     assert code == 2 and "--steps: expected one argument" in error and "--help" in remedy
 
 
-def test_settings_come_from_a_file_the_environment_and_flags_in_this_order(tmp_path: Path) -> None:
+def test_flags_override_the_environment_and_the_environment_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: m\nlearning_rate: 2\nseed: 1\n")
     flags = ("--config", str(file))
@@ -173,7 +173,7 @@ def test_settings_come_from_a_file_the_environment_and_flags_in_this_order(tmp_p
         pytest.param("a.yaml", "model: [\x00", r"a\.yaml", id="broken-yaml"),
     ],
 )
-def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, named: str) -> None:
+def test_an_invalid_settings_file_is_refused(tmp_path: Path, name: str, text: str, named: str) -> None:
     (tmp_path / name).write_text(text)
     code, log = asked("--config", str(tmp_path / name))
     assert code == 2
@@ -182,7 +182,7 @@ def test_a_file_of_settings_that_is_wrong_is_refused(tmp_path: Path, name: str, 
     assert "Traceback" not in log
 
 
-def test_a_file_gives_what_flags_give(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gives_the_same_settings_as_flags(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
         "model: m\ndataset: d\neval_dataset:\nreport: [tensorboard, trackio]\ncolumns:\n  question: prompt\n"
@@ -202,7 +202,7 @@ def test_a_misspelled_variable_is_mentioned() -> None:
     assert "TRAIN_NODES" not in log
 
 
-def test_online_methods_refuse_what_would_not_resume_exactly(wording: Wording) -> None:
+def test_online_methods_refuse_settings_that_resume_inexactly(wording: Wording) -> None:
     words = ("--model", "m", "--dataset", "d", "--reward", "answer")
     code, log = asked(*words, "--save-steps", "5", "--steps-per-rollout", "2", method="grpo")
     assert code == 2
@@ -223,7 +223,7 @@ def test_online_methods_refuse_what_would_not_resume_exactly(wording: Wording) -
         pytest.param(("--model", "m", "--hub-model-id", "a/b"), 6, "HF_TOKEN", id="no-token"),
     ],
 )
-def test_a_conversion_that_can_not_work_is_refused_at_once(words: tuple[str, ...], code: int, named: str) -> None:
+def test_an_impossible_conversion_is_refused_at_once(words: tuple[str, ...], code: int, named: str) -> None:
     ended, log = asked(*words, method="merge_and_gguf")
     assert ended == code
     assert named in lines_of(log)[0]
@@ -250,7 +250,7 @@ def turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_a_prompt_that_answers_repeat_is_left_to_trl(tmp_path: Path) -> None:
+def test_a_prompt_repeated_in_the_answers_is_left_to_trl(tmp_path: Path) -> None:
     need("datasets", importlib.util.find_spec("datasets") is not None)
     said = [turn("user", "hi"), turn("assistant", "hello")]
     other = [said[0], turn("assistant", "no")]
@@ -287,7 +287,7 @@ def test_extra_arguments_have_the_types_that_they_look_like(given: str, found: d
 
 
 @pytest.mark.parametrize("given", ["output_dir=elsewhere", "hub_token=t", "packing", "=5", "a=1,a=2"])
-def test_extra_arguments_that_are_no_pair_or_are_set_otherwise_are_refused(given: str) -> None:
+def test_malformed_or_conflicting_extra_arguments_are_refused(given: str) -> None:
     with pytest.raises(Stop) as stop:
         extra_arguments(SftSettings(extra=given), {"output_dir": "out"})
     assert stop.value.code == Exit.CONFIG
@@ -334,7 +334,7 @@ def test_a_smoke_run_uses_its_own_inputs_and_never_pushes(
 
 
 @pytest.mark.parametrize(("word", "is_one"), [("1", True), ("YES", True), ("off", False)])
-def test_a_variable_asks_for_a_smoke_run_too(
+def test_a_variable_can_request_a_smoke_run(
     word: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAIN_SMOKE", word)
@@ -347,7 +347,7 @@ def test_a_variable_asks_for_a_smoke_run_too(
 
 
 @pytest.mark.parametrize("name", [".inputs", "inputs"])
-def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(name: str, tmp_path: Path) -> None:
+def test_unwritable_inputs_stop_a_smoke_run(name: str, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / name).symlink_to(tmp_path / ("elsewhere" if name == ".inputs" else "nowhere"))
     with pytest.raises(Stop, match="inputs") as stop:
@@ -371,13 +371,13 @@ def test_inputs_that_can_not_be_written_end_a_smoke_run_with_one_line(name: str,
         (-9, [0], 1),
     ],
 )
-def test_the_end_of_several_processes_is_one_exit_code(code: int, codes: list[int], ends: int) -> None:
+def test_several_processes_end_with_one_exit_code(code: int, codes: list[int], ends: int) -> None:
     assert ending(code, codes) == ends
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["fsdp2", "deepspeed"])
-def test_accelerate_takes_the_configuration_that_is_made_for_the_machine(
+def test_accelerate_accepts_the_generated_machine_configuration(
     sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("accelerate", importlib.util.find_spec("accelerate") is not None)
@@ -401,7 +401,7 @@ def test_accelerate_takes_the_configuration_that_is_made_for_the_machine(
     ("sharding", "cpu"),
     [("fsdp2", True), ("deepspeed", True), ("deepspeed", False)],
 )
-def test_sharding_that_can_not_be_is_refused(
+def test_impossible_sharding_is_refused(
     sharding: str, cpu: bool, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
@@ -410,7 +410,7 @@ def test_sharding_that_can_not_be_is_refused(
     wording(stop, sharding)
 
 
-def test_processes_that_were_started_without_the_sharding_that_is_set_are_refused(
+def test_processes_started_without_the_set_sharding_are_refused(
     monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     settings = SftSettings(model="m", dataset="d", sharding="fsdp2")
@@ -434,7 +434,7 @@ def test_processes_that_were_started_without_the_sharding_that_is_set_are_refuse
         ("NVIDIA H100", (9, 0), True, {"optim": "adamw_torch_fused", "tf32": True, "torch_compile": True}),
     ],
 )
-def test_fast_adds_to_a_card_what_is_known_to_work_there(
+def test_fast_adds_only_settings_known_to_work_on_the_card(
     card: str,
     capability: tuple[int, int],
     flash: bool,

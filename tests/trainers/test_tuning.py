@@ -36,7 +36,7 @@ def tune(folder: Path, trials: int, *command: str) -> subprocess.CompletedProces
     return subprocess.run(words, cwd=folder, capture_output=True, text=True)
 
 
-def test_the_best_settings_are_found_and_trials_go_on(tmp_path: Path) -> None:
+def test_tuning_finds_the_best_settings_and_continues_trials(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(TRAINER)
     assert tune(tmp_path, 4, "trainer.py").returncode == 0
     done = tune(tmp_path, 9, "trainer.py")
@@ -51,7 +51,7 @@ def test_the_best_settings_are_found_and_trials_go_on(tmp_path: Path) -> None:
     assert best["objective"] == min(values) and best["settings"]["lora_rank"] == "16"
 
 
-def test_a_command_that_is_wrong_ends_the_tuning_at_once(tmp_path: Path) -> None:
+def test_a_wrong_command_ends_the_tuning_at_once(tmp_path: Path) -> None:
     done = tune(tmp_path, 5, str(SCRIPTS / "sft.py"), "--no-such-flag")
     assert done.returncode == 1 and "no_such_flag" in done.stderr
     assert not list(tmp_path.glob("tuning/trial-1*")), "the first trial was the last one"

@@ -78,7 +78,7 @@ async def test_run_poll_and_read_the_log_in_pieces(backend: HfJobsBackend, serve
 
 
 @pytest.mark.slow
-async def test_a_script_arrives_as_it_is_and_gets_its_arguments(backend: HfJobsBackend) -> None:
+async def test_a_script_arrives_unchanged_with_its_arguments(backend: HfJobsBackend) -> None:
     first = "# \u00e9 ' \" $HOME `x` \\"
     script = first + "\nimport sys\nprint(sys.argv[1:], open(__file__, encoding='utf-8').readline(), end='')\n"
     spec = job("", command=(), script=script, args=("a b", "$(x)", "--n=1"))
@@ -98,7 +98,7 @@ async def test_the_log_of_a_quiet_running_job_does_not_block(backend: HfJobsBack
 
 
 @pytest.mark.slow
-async def test_a_failure_and_a_time_out_say_so(backend: HfJobsBackend) -> None:
+async def test_failure_and_timeout_are_reported(backend: HfJobsBackend) -> None:
     failed = await backend.submit(job("import sys; sys.exit(7)"), PLACE, "j4", secrets={})
     late = await backend.submit(job("import time; time.sleep(60)", timeout_s=1), PLACE, "j5", secrets={})
     seen = await ended(backend, failed)
@@ -108,7 +108,7 @@ async def test_a_failure_and_a_time_out_say_so(backend: HfJobsBackend) -> None:
 
 
 @pytest.mark.slow
-async def test_the_same_token_starts_once(backend: HfJobsBackend, server: HubServer) -> None:
+async def test_a_token_starts_one_job_per_attempt(backend: HfJobsBackend, server: HubServer) -> None:
     first = await backend.submit(job("print(1)"), PLACE, "j6", secrets={})
     assert await backend.submit(job("print(1)"), PLACE, "j6", secrets={}) == first
     assert await backend.find(PLACE, "j6") == Known(first)
@@ -120,7 +120,7 @@ async def test_the_same_token_starts_once(backend: HfJobsBackend, server: HubSer
 
 
 @pytest.mark.slow
-async def test_a_lost_reply_is_adopted(backend: HfJobsBackend, server: HubServer) -> None:
+async def test_jobs_are_adopted_after_a_lost_reply(backend: HfJobsBackend, server: HubServer) -> None:
     server.conditions.faults.append(Fault("POST /api/jobs/", drop=True, times=1))
     handle = await backend.submit(job("print(1)"), PLACE, "j7", secrets={})
     assert len(server.jobs.jobs) == 1
@@ -128,7 +128,7 @@ async def test_a_lost_reply_is_adopted(backend: HfJobsBackend, server: HubServer
 
 
 @pytest.mark.slow
-async def test_refusals_and_nonsense(backend: HfJobsBackend, server: HubServer, wording: Wording) -> None:
+async def test_refusals_and_malformed_replies(backend: HfJobsBackend, server: HubServer, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         await backend.submit(job("print(1)", gpu="tpu-v9"), PLACE, "j8", secrets={})
     wording(refused, "tpu-v9")
@@ -185,7 +185,7 @@ def test_stages_are_mapped() -> None:
     assert seen("ERROR", "Job timeout").reason is Code.TIME_LIMIT
 
 
-def test_flavors() -> None:
+def test_gpus_map_to_flavors() -> None:
     known = {"a100-large": 2.5, "a100x4": 10.0, "t4-small": 0.4, "l4x1": 0.8, "cpu-basic": 0.01}
     assert flavor_of("a100", 1, known) == "a100-large"
     assert flavor_of("A100-large", 4, known) == "a100x4"
@@ -195,7 +195,7 @@ def test_flavors() -> None:
         flavor_of("a100", 3, known)
 
 
-async def test_a_price_that_nothing_can_be_reckoned_with_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unusable_price_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"name": str(cost), "unitCostMicroUSD": cost, "unitLabel": "hour"} for cost in (-1, 1e308, 10**400, 5e5)]
 
     async def told(*_: object) -> HubResponse:
@@ -207,7 +207,7 @@ async def test_a_price_that_nothing_can_be_reckoned_with_is_none(monkeypatch: py
 
 
 @pytest.mark.parametrize("text", ["soon", "", None, 5, "\ud800"])
-def test_a_time_that_is_none(text: object) -> None:
+def test_an_invalid_time_is_none(text: object) -> None:
     assert moment(text) is None
 
 
@@ -245,7 +245,7 @@ async def test_a_reservation_lives_and_ends_with_its_job(provider: HfJobsProvide
 
 
 @pytest.mark.slow
-async def test_a_reservation_without_a_job_can_be_given_back(provider: HfJobsProvider, server: HubServer) -> None:
+async def test_a_reservation_without_a_job_can_be_released(provider: HfJobsProvider, server: HubServer) -> None:
     await provider.create(Resources(gpu="t4-small"), "lease-8")
     found = await provider.find("lease-8")
     assert isinstance(found, Known)
@@ -282,7 +282,9 @@ print("pushed")
 
 
 @pytest.mark.prove
-async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_job_lifecycle_through_mcp(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("[caps]\nper_job_usd = 5\nper_day_usd = 50\nper_instance_usd = 5\n")
     env = {**server.env, "HF_TOKEN": TOKEN, "GPUWARDEN_HOME": str(tmp_path / "home"), "GPUWARDEN_POLICY": str(policy)}
@@ -347,7 +349,7 @@ async def test_the_whole_walk_through_mcp(server: HubServer, tmp_path: Path, mon
         assert TOKEN not in json.dumps([wrong, checked, launched, seen, pulled, proven, failed])
 
 
-async def test_a_repo_that_moves_between_check_and_launch_sends_the_job_back(
+async def test_a_repo_changed_after_the_check_blocks_the_launch(
     server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = tmp_path / "policy.toml"

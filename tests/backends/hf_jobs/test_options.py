@@ -61,7 +61,7 @@ def mounts() -> None:
 # -------------------------------------------------------------------------------------------------------- options
 
 
-def test_volumes_are_written_as_the_hf_command_line_does() -> None:
+def test_volumes_use_the_hf_command_line_syntax() -> None:
     volume = Volume.parse("hf://buckets/me/ck/run1:/ckpt")
     assert volume.body == {
         "type": "bucket", "source": "me/ck", "mountPath": "/ckpt", "readOnly": False, "path": "run1"
@@ -93,14 +93,14 @@ def test_volumes_are_written_as_the_hf_command_line_does() -> None:
         {"schedule": "@hourly"},
     ],
 )
-def test_an_option_that_is_wrong_is_refused_with_the_ones_that_there_are(options: dict[str, Any]) -> None:
+def test_an_invalid_option_is_refused_with_the_valid_names(options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as no:
         read_options(job(options=options))
     assert no.value.message.startswith("options") and all(name in no.value.message for name in options)
     assert "image, space, namespace, attempts, volumes" in str(no.value.next_steps)
 
 
-def test_outputs_on_a_mounted_bucket_are_addressed_in_the_bucket(wording: Wording) -> None:
+def test_outputs_on_a_mounted_bucket_resolve_to_bucket_paths(wording: Wording) -> None:
     spec = job(options={"volumes": "hf://buckets/me/ck/all:/ckpt"}, outputs=["/ckpt/run1", "/hub/models/me/m"])
     settled = settle(spec)
     assert settled.outputs == ("/hub/buckets/me/ck/all/run1", "/hub/models/me/m")
@@ -117,7 +117,7 @@ def test_outputs_on_a_mounted_bucket_are_addressed_in_the_bucket(wording: Wordin
     wording(refused, "/hub/buckets/me")
 
 
-def test_options_that_are_not_given_leave_no_trace() -> None:
+def test_omitted_options_leave_no_trace() -> None:
     spec = job()
     assert "options" not in spec.model_dump(mode="json")
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
@@ -129,7 +129,7 @@ def test_options_that_are_not_given_leave_no_trace() -> None:
     assert [error["loc"] for error in refused.value.errors()] == [("options",)]
 
 
-def test_options_on_a_command_line(wording: Wording) -> None:
+def test_options_are_parsed_from_the_command_line(wording: Wording) -> None:
     pairs = ("image=org/image:1", "attempts=2", "ssh=true", "volumes=hf://me/a:/a", "volumes=hf://me/b:/b")
     assert read_pairs((*pairs, 'labels={"team": "x"}')) == {
         "image": "org/image:1", "attempts": 2, "ssh": True, "volumes": ["hf://me/a:/a", "hf://me/b:/b"],
@@ -140,7 +140,7 @@ def test_options_on_a_command_line(wording: Wording) -> None:
     wording(refused)
 
 
-async def test_other_platforms_have_none(ctx: Context, wording: Wording) -> None:
+async def test_the_local_platform_refuses_options(ctx: Context, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         await submit(ctx, job(platform="local", options={"image": "x"}), dry_run=True)
     wording(refused, "local")
@@ -150,7 +150,7 @@ async def test_other_platforms_have_none(ctx: Context, wording: Wording) -> None
 
 
 @pytest.mark.slow
-async def test_the_hub_gets_what_was_asked(backend: HfJobsBackend, server: HubServer) -> None:
+async def test_the_hub_receives_the_requested_options(backend: HfJobsBackend, server: HubServer) -> None:
     server.buckets.make(f"{USER}/there")
     options = {"image": "org/image:1", "attempts": 2, "ssh": True, "labels": {"team": "x"}}
     spec = job("import time; time.sleep(60)", options={**options, "volumes": [f"hf://buckets/{USER}/there:/c:ro"]})
@@ -164,7 +164,9 @@ async def test_the_hub_gets_what_was_asked(backend: HfJobsBackend, server: HubSe
     assert server.buckets.buckets[f"{USER}/new"].private
 
 
-async def test_a_space_and_an_organization(backend: HfJobsBackend, provider: HfJobsProvider, server: HubServer) -> None:
+async def test_a_job_runs_in_a_space_and_an_organization(
+    backend: HfJobsBackend, provider: HfJobsProvider, server: HubServer
+) -> None:
     options = {"space": "me/space", "namespace": ORG}
     spec = job("import time; time.sleep(60)", options=options)
     made = await provider.create(Resources(gpu="t4-small", options=spec.options), "lease-2")
@@ -181,9 +183,7 @@ async def test_a_space_and_an_organization(backend: HfJobsBackend, provider: HfJ
         await backend.submit(job(options={"namespace": "stranger"}), PLACE, "j3", secrets={})
 
 
-async def test_an_organization_that_the_account_left_hides_no_other_job(
-    provider: HfJobsProvider, server: HubServer
-) -> None:
+async def test_leaving_an_organization_hides_no_other_job(provider: HfJobsProvider, server: HubServer) -> None:
     for token, options in (("lease-4", {"namespace": ORG}), ("lease-5", {})):
         await provider.create(Resources(gpu="t4-small", options=options), token)
     server.store.users[TOKEN] = replace(server.store.users[TOKEN], orgs=())
@@ -196,7 +196,7 @@ async def test_an_organization_that_the_account_left_hides_no_other_job(
 
 
 @pytest.mark.slow
-async def test_a_job_that_somebody_ran_again_is_not_taken_for_ours(
+async def test_a_duplicated_job_is_not_taken_for_ours(
     backend: HfJobsBackend, provider: HfJobsProvider, server: HubServer
 ) -> None:
     made = await provider.create(Resources(gpu="t4-small"), "lease-3")
@@ -218,7 +218,7 @@ async def test_a_job_that_somebody_ran_again_is_not_taken_for_ours(
 # ---------------------------------------------------------------------------------------------------- live metrics
 
 
-def test_what_the_hub_measures() -> None:
+def test_hub_usage_and_ssh_addresses_are_parsed() -> None:
     usage = {"gpus": {"a": {"utilization": 7, "memory_used_bytes": 5}, "b": {"utilization": 93}}}
     assert beat_of(usage | {"memory_used_bytes": 10, "memory_total_bytes": 20}) == Beat(
         gpu_util=93, gpu_mem_used=5, mem_used=10, mem_limit=20
@@ -230,7 +230,7 @@ def test_what_the_hub_measures() -> None:
 
 
 @pytest.mark.slow
-async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: HubServer) -> None:
+async def test_a_running_jobs_usage_and_ssh_address_are_shown(ctx: Context, server: HubServer) -> None:
     spec = job("import time; print('up', flush=True); time.sleep(60)", options={"ssh": True}, max_cost_usd=1.0,
                secrets=["HF_TOKEN"], outputs=["/hub/models/rehearsal/x"])  # fmt: skip
     launched = await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)
@@ -246,7 +246,7 @@ async def test_a_running_job_s_use_and_address_are_shown(ctx: Context, server: H
 
 
 @pytest.mark.slow
-async def test_other_jobs_and_schedules_are_listed_as_what_spends(
+async def test_other_jobs_and_schedules_are_listed_as_spending(
     provider: HfJobsProvider, server: HubServer, ctx: Context, wording: Wording
 ) -> None:
     from huggingface_hub import HfApi
@@ -291,7 +291,7 @@ print("saved")
 
 
 @pytest.mark.slow
-async def test_an_output_on_a_bucket_outlives_the_container_and_is_pulled_and_proven(
+async def test_a_bucket_output_survives_the_container_and_is_pulled_and_proven(
     ctx: Context, server: HubServer, tmp_path: Path
 ) -> None:
     mounts()
@@ -319,7 +319,7 @@ async def test_an_output_on_a_bucket_outlives_the_container_and_is_pulled_and_pr
 
 
 @pytest.mark.slow
-async def test_a_file_of_a_bucket_that_changes_is_another_file(backend: HfJobsBackend, server: HubServer) -> None:
+async def test_a_changed_bucket_file_counts_as_a_new_file(backend: HfJobsBackend, server: HubServer) -> None:
     bucket = server.buckets.make(f"{USER}/b")
     (bucket.files / "run").mkdir()
     big = bucket.files / "run" / "a b%20#.bin"
@@ -340,13 +340,13 @@ async def test_a_file_of_a_bucket_that_changes_is_another_file(backend: HfJobsBa
     assert (await backend.manifest(handle, [f"/hub/buckets/{USER}/none/x"])).missing
 
 
-async def test_a_container_path_is_still_refused(ctx: Context) -> None:
+async def test_a_container_path_output_is_refused(ctx: Context) -> None:
     with pytest.raises(Refused) as no:
         await submit(ctx, job("print(1)", outputs=["/out"], max_cost_usd=1.0), dry_run=True)
     assert "PF-OUT-002" in json.dumps([f.rule for f in no.value.findings])
 
 
-async def test_every_run_that_the_hub_may_make_is_in_the_worst_cost(ctx: Context) -> None:
+async def test_the_worst_cost_counts_every_hub_attempt(ctx: Context) -> None:
     once = await submit(ctx, job("print(1)", outputs=["/hub/models/rehearsal/x"], max_cost_usd=2.0), dry_run=True)
     spec = job("print(1)", outputs=["/hub/models/rehearsal/x"], max_cost_usd=2.0, options={"attempts": 3})
     thrice = await submit(ctx, spec, dry_run=True)

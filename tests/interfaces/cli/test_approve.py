@@ -31,7 +31,7 @@ def test_a_pipe_is_no_person(home: Path, ctx: Context, run: Cli, train: Path) ->
 
 @pytest.mark.prove
 @pytest.mark.anyio
-async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Context, train: Path, life: Life) -> None:
+async def test_only_yes_approves_and_stops_the_meter(home: Path, ctx: Context, train: Path, life: Life) -> None:
     ticket = await life.waiting()
     for no in ("no", "", "y", "YES"):
         code, shown = await typed(ctx, ticket, no)
@@ -46,7 +46,7 @@ async def test_a_person_approves_and_sees_the_meter_stop(home: Path, ctx: Contex
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_giving_up_what_is_not_proven_takes_the_jobs_name(
+async def test_teardown_without_proof_needs_the_typed_job_name(
     home: Path, ctx: Context, life: Life, wording: Wording
 ) -> None:
     ticket = await life.blocked()
@@ -65,7 +65,7 @@ async def test_giving_up_what_is_not_proven_takes_the_jobs_name(
 
 
 @pytest.mark.slow
-def test_a_pin_is_chosen_at_a_terminal(home: Path, ctx: Context) -> None:
+def test_pin_is_set_at_a_terminal(home: Path, ctx: Context) -> None:
     policy, elsewhere = home.parent / "policy.toml", home.parent / "dotfiles.toml"
     elsewhere.write_text("# mine\nreceipt_ttl_s = 600\n")
     policy.unlink()
@@ -83,7 +83,7 @@ def test_a_pin_is_chosen_at_a_terminal(home: Path, ctx: Context) -> None:
 @pytest.mark.slow
 @pytest.mark.attack("person", "tries out PINs")
 @pytest.mark.anyio
-async def test_a_pin_can_not_be_tried_out(ctx: Context, life: Life, wording: Wording) -> None:
+async def test_five_wrong_pins_block_the_right_pin(ctx: Context, life: Life, wording: Wording) -> None:
     approval = ctx.policy.approval.model_copy(update={"pin_hash": hash_pin("2468")})
     ctx.policy = ctx.policy.model_copy(update={"approval": approval})
     ticket = await life.waiting()
@@ -107,7 +107,7 @@ async def test_the_right_pin_approves(home: Path, ctx: Context, life: Life) -> N
 
 
 @pytest.mark.slow
-def test_a_spending_above_the_caps_takes_a_person(home: Path, ctx: Context, run: Cli, train: Path) -> None:
+def test_spending_above_the_caps_needs_approval(home: Path, ctx: Context, run: Cli, train: Path) -> None:
     (home.parent / "policy.toml").write_text("[rehearsal_caps]\nper_job_usd = 0\n")
     code, body = run("submit", *OPTIONS, str(train))
     assert (code, body["code"]) == (0, "approval_required")

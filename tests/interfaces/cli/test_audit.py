@@ -36,7 +36,7 @@ def lines(ledger: Ledger, after: int = 0) -> list[str]:
         return list(export_lines(query, after))
 
 
-def test_every_event_is_there_with_its_person_and_the_chain_is_whole(ledger: Ledger) -> None:
+def test_export_has_every_event_with_its_user_and_an_intact_chain(ledger: Ledger) -> None:
     told = [json.loads(line) for line in lines(ledger)]
     assert [(row["seq"], row["interface"], row["person"]) for row in told] == [
         (1, "http", "root"), (2, "http", "alice"), (3, "http", "bob"),
@@ -64,7 +64,7 @@ def test_every_event_is_there_with_its_person_and_the_chain_is_whole(ledger: Led
         (lambda rows: rows.insert(0, rows.pop(2)), (4, "missing")),
     ],
 )
-def test_a_change_of_an_export_is_found(
+def test_changed_export_is_detected(
     ledger: Ledger, change: Callable[[list[dict[str, Any]]], object], expected: tuple[int, str]
 ) -> None:
     rows = [json.loads(line) for line in lines(ledger)]
@@ -74,16 +74,14 @@ def test_a_change_of_an_export_is_found(
 
 
 @pytest.mark.attack("ledger", "gives a field of an exported event twice, so that readers differ in what it says")
-def test_a_field_that_is_there_twice_is_refused(ledger: Ledger) -> None:
+def test_duplicate_field_is_refused(ledger: Ledger) -> None:
     first, second, *_ = lines(ledger)
     with pytest.raises(BadRequest, match="line 2"):
         check_lines([first, second.replace('"seq"', '"actor": "http/mallory", "seq"')])
 
 
 @pytest.mark.attack("ledger", "cuts the front off an exported audit log, and forges what is its first line then")
-def test_an_export_without_its_beginning_is_not_called_whole(
-    run: Cli, home: Path, tmp_path: Path, wording: Wording
-) -> None:
+def test_export_without_its_beginning_is_incomplete(run: Cli, home: Path, tmp_path: Path, wording: Wording) -> None:
     file, ledger = tmp_path / "audit.jsonl", Ledger(home / "ledger.db", FakeClock())
     for name in ("one", "two", "three"):
         ledger.append("job/j1", name)
@@ -97,18 +95,18 @@ def test_an_export_without_its_beginning_is_not_called_whole(
 
 
 @pytest.mark.parametrize("junk", ["", "x", "[]", "{}", '{"seq": 1}', '"\ud800"', "[" * 100_000])
-def test_what_is_not_an_export_is_refused(junk: str) -> None:
+def test_invalid_export_line_is_refused(junk: str) -> None:
     with pytest.raises(BadRequest, match="line 1"):
         check_lines([junk])
 
 
-def test_a_text_that_was_stored_in_another_way_is_kept_as_it_is() -> None:
+def test_text_stored_in_another_form_is_exported_unchanged() -> None:
     row = (1, 0.5, "job/j1", "note", 1, None, None, "cli", '{"a":1}', "x")
     (line,) = export_lines(lambda _: iter([row]))
     assert json.loads(line)["text"] == '{"a":1}' and json.loads(line)["body"] == {"a": 1}
 
 
-def test_the_commands_write_a_private_file_add_to_it_and_check_it(
+def test_commands_write_append_to_and_check_a_private_file(
     run: Cli, home: Path, tmp_path: Path, wording: Wording
 ) -> None:
     file = tmp_path / "audit.jsonl"

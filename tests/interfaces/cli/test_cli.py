@@ -21,9 +21,7 @@ from wording import Wording
 
 
 @pytest.mark.prove
-def test_a_job_goes_its_whole_way_with_json_alone(
-    run: Cli, train: Path, home: Path, ctx: Context, wording: Wording
-) -> None:
+def test_job_lifecycle_works_with_json_alone(run: Cli, train: Path, home: Path, ctx: Context, wording: Wording) -> None:
     job_id = launched(run, train)
     assert ended(run, job_id)["meter"]["billing"] is True
     assert run("teardown", job_id)[0] == 1, "nothing was pulled"
@@ -94,7 +92,7 @@ def test_every_error_is_one_object_with_its_exit_code(
     assert told in json.dumps(body)
 
 
-def test_what_is_wrong_with_an_argument_is_told(run: Cli, wording: Wording) -> None:
+def test_invalid_argument_error_names_the_problem(run: Cli, wording: Wording) -> None:
     for words, value in (
         (["--platform", "x y"], "--platform"),
         (["--platform", "runpd"], "runpod"),
@@ -127,19 +125,19 @@ def test_what_is_wrong_with_an_argument_is_told(run: Cli, wording: Wording) -> N
         ["approve"],
     ],
 )
-def test_what_only_shows_something_ends_well(run: Cli, words: list[str]) -> None:
+def test_read_only_commands_succeed(run: Cli, words: list[str]) -> None:
     assert run(*words)[0] == 0
     code, text = run.shown(*words)
     assert code == 0 and "Traceback" not in text
 
 
-def test_a_bare_word_shows_its_help(run: Cli) -> None:
+def test_bare_command_group_shows_its_help(run: Cli) -> None:
     for words in (["--help"], ["knowledge"]):
         code, text = run.shown(*words)
         assert code == 0 and text.startswith("Usage: gpuwarden") and "bad_request" not in text
 
 
-def test_scripts_that_are_none(run: Cli, tmp_path: Path) -> None:
+def test_invalid_scripts_are_refused(run: Cli, tmp_path: Path) -> None:
     for name, content, told in (
         ("empty.py", b"", "script"),
         ("big.py", b"#" * 50_000_000, "big.py"),
@@ -153,7 +151,7 @@ def test_scripts_that_are_none(run: Cli, tmp_path: Path) -> None:
     assert "folder.py" in run("submit", *OPTIONS, str(tmp_path / "folder.py"))[1]["message"]
 
 
-def test_a_script_given_to_check_is_pointed_to_the_dry_run(run: Cli, train: Path) -> None:
+def test_check_with_a_script_points_to_the_dry_run(run: Cli, train: Path) -> None:
     code, body = run("check", str(train))
     assert (code, body["code"]) == (2, "bad_request")
     assert f"gpuwarden submit --dry-run {train}" in json.dumps(body["next"])
@@ -162,7 +160,7 @@ def test_a_script_given_to_check_is_pointed_to_the_dry_run(run: Cli, train: Path
 @pytest.mark.parametrize(
     "words", [("instances",), ("notes",), ("notes", "set", "tracker.name", "c"), ("template", "list")]
 )
-def test_json_is_taken_before_a_command_s_name_too(
+def test_json_option_may_precede_the_command_name(
     run: Cli, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     for place in range(len(words) + 1):
@@ -171,14 +169,14 @@ def test_json_is_taken_before_a_command_s_name_too(
             assert json.loads(capsys.readouterr().out)["ok"] is True
 
 
-def test_json_behind_two_dashes_is_the_jobs_word(run: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_after_two_dashes_belongs_to_the_job(run: Cli, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["submit", "--platform", "moonbase", "--", "true", "--json"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "PF-PLT-001" in err
 
 
 @pytest.mark.slow
-def test_follow_with_json_prints_only_the_end(run: Cli, train: Path) -> None:
+def test_follow_with_json_prints_only_the_final_state(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     assert run("check", job_id, "--follow")[1]["state"] == "succeeded"
 
@@ -186,7 +184,7 @@ def test_follow_with_json_prints_only_the_end(run: Cli, train: Path) -> None:
 # ------------------------------------------------------------------------------------------------- internal errors
 
 
-def test_a_mistake_of_ours_is_one_error(
+def test_internal_error_hides_its_details_without_debug(
     run: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def explode(*_: object) -> None:
@@ -203,7 +201,7 @@ def test_a_mistake_of_ours_is_one_error(
     assert json.loads(out)["code"] == "internal" and "secret inside" in err
 
 
-def test_an_interruption_is_said_plainly(
+def test_interruption_gets_a_plain_message(
     run: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     for error in (KeyboardInterrupt(), click.exceptions.Abort()):
@@ -217,7 +215,7 @@ def test_an_interruption_is_said_plainly(
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_is_no_crash(home: Path, ctx: Context) -> None:
+def test_closed_pipe_does_not_crash(home: Path, ctx: Context) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", "rules"],
         env=environment(home),
@@ -254,7 +252,7 @@ def test_tables_fit_80_columns_and_break_no_id(
 
 
 @pytest.mark.slow
-def test_a_person_is_told_commands_and_sees_the_log_bare(run: Cli, train: Path) -> None:
+def test_check_shows_commands_and_the_log_without_a_fence(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     ended(run, job_id)
     _, shown = run.shown("check", job_id)
@@ -270,7 +268,7 @@ HEAVY = {"mcp", "numpy", "paramiko", "huggingface_hub", "torch", "safetensors"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["check", "j1"], ["rules"], ["instances"]])
-def test_a_command_brings_nothing_heavy(home: Path, words: list[str]) -> None:
+def test_commands_import_no_heavy_library(home: Path, words: list[str]) -> None:
     code = (
         "import sys; from gpuwarden.interfaces.cli.main import run; run(sys.argv[1:]); print('MODULES', *sys.modules)"
     )

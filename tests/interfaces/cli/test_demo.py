@@ -69,7 +69,7 @@ def history(kept: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.prove
-def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) -> None:
+def test_demo_without_a_terminal_answers_itself_and_reports_it(tmp_path: Path) -> None:
     done = demo(tmp_path, "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())
@@ -82,7 +82,7 @@ def test_without_a_terminal_the_demo_answers_itself_and_says_so(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.prove
-def test_automatic_teardown_ends_a_machine_at_night_and_another_bills_until_nine(tmp_path: Path) -> None:
+def test_overnight_demo_compares_automatic_and_approved_teardown(tmp_path: Path) -> None:
     done = demo(tmp_path, "--overnight", "--json", "--keep", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -105,7 +105,7 @@ def test_automatic_teardown_ends_a_machine_at_night_and_another_bills_until_nine
 
 
 @pytest.mark.prove
-def test_the_night_fits_a_terminal_and_says_what_is_pretended(tmp_path: Path) -> None:
+def test_overnight_demo_fits_80_columns_and_is_marked_as_rehearsal(tmp_path: Path) -> None:
     done = demo(tmp_path, "--overnight", "--keep", str(tmp_path / "kept"), columns="80")
     assert done.returncode == 0, done.stderr
     lines = [line.rstrip() for line in done.stdout.splitlines()]

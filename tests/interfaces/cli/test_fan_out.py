@@ -70,18 +70,14 @@ def test_a_grid_is_checked_launched_followed_and_drawn(script: str, tmp_path: Pa
         pytest.param((), id="nothing"),
     ],
 )
-def test_what_is_no_manifest_is_refused_before_anything_is_asked(
-    script: str, tmp_path: Path, words: tuple[str, ...], wording: Wording
-) -> None:
+def test_invalid_manifest_is_refused(script: str, tmp_path: Path, words: tuple[str, ...], wording: Wording) -> None:
     done = in_process(tmp_path / "home", "fan-out", "--on", PLATFORM, "--output", "out", *words, "--json", script)
     assert done.returncode != 0 and answer(done)["code"] == "bad_request", done.stdout
     wording(answer(done)["message"])
 
 
 @pytest.mark.slow
-def test_limits_of_a_fan_out_are_raised_at_a_terminal_with_a_receipt(
-    script: str, tmp_path: Path, wording: Wording
-) -> None:
+def test_fan_out_limits_are_raised_with_a_receipt(script: str, tmp_path: Path, wording: Wording) -> None:
     home = tmp_path / "home"
     quick_warden(home)
     call = ["fan-out", "--on", PLATFORM, "--grid", "lr=1,2", "--output", "out", "--timeout", "60"]

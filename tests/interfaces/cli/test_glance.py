@@ -67,7 +67,7 @@ def rent(house: House, job: str, hours: float, cost: float | None) -> None:
 # ------------------------------------------------------------------------------------------------------------ costs
 
 
-def test_a_cost_is_spread_over_the_local_days_that_it_ran_in(house: House, zone: str) -> None:
+def test_cost_is_spread_over_local_days(house: House, zone: str) -> None:
     house.clock.time = day_start(house.clock.time) + 22 * HOUR
     begun = house.clock.time
     rent(house, "jnight", 10, 20.0)
@@ -79,7 +79,7 @@ def test_a_cost_is_spread_over_the_local_days_that_it_ran_in(house: House, zone:
 
 
 @pytest.mark.parametrize("day", ["2025-03-09", "2025-11-02", "2026-02-28", "2024-12-31"])
-def test_a_day_may_have_23_hours_or_25(house: House, zone: str, day: str) -> None:
+def test_daily_costs_handle_days_of_23_or_25_hours(house: House, zone: str, day: str) -> None:
     house.clock.time = datetime.fromisoformat(f"{day}T00:00").astimezone().timestamp()
     begun = house.clock.time
     rent(house, "jlong", 48, 48.0)
@@ -94,7 +94,7 @@ def test_a_day_may_have_23_hours_or_25(house: House, zone: str, day: str) -> Non
         assert day_start(begun + HOUR / 2, before) == earlier.astimezone().timestamp()
 
 
-def test_an_unknown_cost_is_counted_and_never_zero(house: House, run: Cli) -> None:
+def test_unknown_cost_is_counted_as_unknown(house: House, run: Cli) -> None:
     from gpuwarden.interfaces.results import costs_of
 
     rent(house, "jknown", 1, 3.0)
@@ -106,7 +106,7 @@ def test_an_unknown_cost_is_counted_and_never_zero(house: House, run: Cli) -> No
 
 
 @pytest.mark.slow
-def test_costs_as_a_table_and_as_csv(run: Cli, train: Path) -> None:
+def test_costs_are_printed_as_json_and_csv(run: Cli, train: Path) -> None:
     job_id = launched(run, train)
     ended(run, job_id)
     code, body = run("costs", "--by", "platform")
@@ -118,7 +118,7 @@ def test_costs_as_a_table_and_as_csv(run: Cli, train: Path) -> None:
     assert code == 0 and rows[0][0] == "platform" and rows[1][0] == PLATFORM and float(rows[1][1]) >= 0
 
 
-def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
+def test_csv_cells_are_escaped_against_formulas() -> None:
     from gpuwarden.interfaces.cli.screen import costs_csv
     from gpuwarden.interfaces.results.overview import CostReply, CostsReply
 
@@ -130,7 +130,7 @@ def test_a_spreadsheet_computes_nothing_of_a_csv() -> None:
 # ------------------------------------------------------------------------------------------------------------- jobs
 
 
-def test_pages_of_jobs_have_each_job_once(house: House) -> None:
+def test_job_pages_list_each_job_once(house: House) -> None:
     house.grow(30)
     pages, after = list[str](), ""
     while True:
@@ -145,7 +145,7 @@ def test_pages_of_jobs_have_each_job_once(house: House) -> None:
     assert job_page(house.ctx, project="none").lines == () and len(job_page(house.ctx, platform="vastai").lines) == 20
 
 
-def test_an_unknown_job_to_go_on_after_is_an_error(run: Cli) -> None:
+def test_unknown_page_start_or_state_is_an_error(run: Cli) -> None:
     assert run("jobs", "--after", "jnone")[1]["code"] == "not_found"
     assert run("jobs", "--state", "refused")[1]["code"] == "bad_request"
 
@@ -154,7 +154,7 @@ def test_an_unknown_job_to_go_on_after_is_an_error(run: Cli) -> None:
 
 
 @pytest.mark.prove
-def test_a_newcomer_sees_a_pending_approval_after_any_command(life: Life, run: Cli, home: Path) -> None:
+def test_pending_approval_is_shown_after_any_command(life: Life, run: Cli, home: Path) -> None:
     blocked = anyio.run(life.blocked)
     assert what_waits(life.ctx) == [], f"{blocked} needs a proof first, not a person"
     anyio.run(pull, life.ctx, life.job_id)
@@ -195,7 +195,7 @@ def test_a_narrow_terminal_shortens_names_and_never_the_command(width: int, monk
     assert [line.split()[-1] for line in lines] == tickets and max(map(len, shown)) <= width
 
 
-def test_an_expired_used_or_answered_question_waits_no_more(house: House) -> None:
+def test_expired_or_answered_question_is_not_pending(house: House) -> None:
     now, ledger = house.clock.now(), house.ctx.ledger
 
     def issue(name: str, **more: Any) -> None:
@@ -214,7 +214,7 @@ def test_an_expired_used_or_answered_question_waits_no_more(house: House) -> Non
 
 
 @pytest.mark.slow
-def test_status_shows_what_runs_and_what_bills(run: Cli, train: Path, ctx: Context) -> None:
+def test_status_shows_ended_jobs_that_still_bill(run: Cli, train: Path, ctx: Context) -> None:
     job_id = launched(run, train)
     ended(run, job_id)
     code, body = run("status")
@@ -236,7 +236,7 @@ def test_check_shows_progress_that_the_script_only_printed(run: Cli, train: Path
     assert code == 0 and local(body["started_at"]) in text and "step 1" in text
 
 
-def test_a_platform_without_a_runner_has_the_progress_that_its_log_names() -> None:
+def test_progress_is_read_from_the_log_without_a_runner() -> None:
     text = "  4%|4  | 20/500 [00:10<04:00,  2.0it/s]\r{'loss': '1.25', 'learning_rate': '1e-05', 'epoch': '0.2'}\n"
     found = with_printed_progress(Observation(state=Job.RUNNING), text)
     assert found is not None and (found.step, found.total_steps, found.source) == (20, 500, "output")
@@ -266,7 +266,7 @@ def seen(step: int, *alerts: str) -> Observation:
         ("end", [seen(1), seen(2, "stall")], False),
     ],
 )
-async def test_a_wait_ends_with_its_news_or_its_time(
+async def test_wait_ends_with_the_awaited_change_or_the_timeout(
     house: House, monkeypatch: pytest.MonkeyPatch, until: Any, looks: list[Observation], came: bool
 ) -> None:
     left = list(looks)
@@ -282,7 +282,7 @@ async def test_a_wait_ends_with_its_news_or_its_time(
 
 
 @pytest.mark.parametrize("until", ["step", "state", "alert", "end"])
-async def test_a_change_of_state_ends_each_wait_but_that_for_the_end(
+async def test_state_change_ends_every_wait_except_until_end(
     house: House, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     looks = 0
@@ -299,14 +299,14 @@ async def test_a_change_of_state_ends_each_wait_but_that_for_the_end(
 
 
 @pytest.mark.parametrize("until", ["step", "end"])
-async def test_a_job_that_has_ended_is_not_waited_for(house: House, until: Any) -> None:
+async def test_wait_for_an_ended_job_returns_at_once(house: House, until: Any) -> None:
     house.end_one("jover")
     begun = house.clock.now()
     assert await wait(house.ctx, "jover", until, 500) and house.clock.now() == begun
 
 
 @pytest.mark.slow
-def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> None:
+def test_watch_refreshes_its_screen_on_a_terminal(life: Life, home: Path) -> None:
     ticket = anyio.run(life.waiting)
     anyio.run(request, life.ctx, life.job_id, "terminate")
     with pytest.raises(AssertionError) as shown:  # the watch runs until it is stopped
@@ -325,7 +325,7 @@ def test_the_watch_is_a_live_screen_on_a_terminal(life: Life, home: Path) -> Non
 # ------------------------------------------------------------------------------------------------------------ growth
 
 
-def test_jobs_that_ended_before_this_month_cost_no_glance_more(tmp_path: Path) -> None:
+def test_jobs_from_earlier_months_barely_slow_a_glance(tmp_path: Path) -> None:
     def cost(jobs: int) -> int:
         house = grown(tmp_path / str(jobs), "vastai", jobs)
         house.clock.time += 32 * 24 * HOUR
@@ -337,7 +337,7 @@ def test_jobs_that_ended_before_this_month_cost_no_glance_more(tmp_path: Path) -
 # ---------------------------------------------------------------------------------------------------------- drawing
 
 
-def test_durations_and_curves() -> None:
+def test_durations_and_sparklines_are_formatted() -> None:
     assert [span(s) for s in (None, 0, 8, 250, 3600, 12_000, 190_000)] == [
         "-",
         "0s",
@@ -351,7 +351,7 @@ def test_durations_and_curves() -> None:
     assert sparkline([float(n) for n in range(100)]) == "".join(BLOCKS[round(n / 23 * 7)] for n in range(24))
 
 
-def test_what_bills_is_never_nothing_while_a_price_is_unknown(house: House, wording: Wording) -> None:
+def test_billing_with_an_unknown_price_is_not_shown_as_nothing(house: House, wording: Wording) -> None:
     from gpuwarden.interfaces.cli.drawing import billing_now
     from gpuwarden.interfaces.results import status_of
 
@@ -381,7 +381,7 @@ def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: 
     assert any("gpuwarden jobs" in line for line in lines) and any("no answer" in line for line in lines)
 
 
-def test_times_are_of_this_computers_zone(zone: str) -> None:
+def test_times_are_shown_in_the_local_time_zone(zone: str) -> None:
     from gpuwarden.interfaces.cli import console
 
     at = 1_800_000_000.0

@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.context import Context
 from wording import Wording
 
 
-def test_a_ledger_that_is_no_ledger(run: Cli, home: Path, wording: Wording) -> None:
+def test_invalid_ledger_file_is_an_error_and_stays_unchanged(run: Cli, home: Path, wording: Wording) -> None:
     file = home / "ledger.db"
     for name in ("ledger.db-wal", "ledger.db-shm"):
         (home / name).unlink(missing_ok=True)
@@ -30,7 +30,7 @@ def test_a_ledger_that_is_no_ledger(run: Cli, home: Path, wording: Wording) -> N
     assert code == 1 and body["checks"][0] == {"what": "ledger", "ok": False, "found": body["checks"][0]["found"]}
 
 
-def test_a_ledger_of_a_newer_version(run: Cli, ctx: Context, home: Path, wording: Wording) -> None:
+def test_newer_ledger_version_is_refused(run: Cli, ctx: Context, home: Path, wording: Wording) -> None:
     ctx.ledger.close()
     with sqlite3.connect(home / "ledger.db") as db:
         db.execute("PRAGMA user_version = 99")
@@ -40,14 +40,14 @@ def test_a_ledger_of_a_newer_version(run: Cli, ctx: Context, home: Path, wording
     wording(f"{body['message']}\n{body['hint']}")
 
 
-def test_a_home_that_cant_be_made(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_that_cannot_be_created_is_an_error(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUWARDEN_HOME", str(tmp_path / "file/home"))
     code, body = run("instances")
     assert (code, body["code"]) == (1, "ledger_error") and "GPUWARDEN_HOME" in body["hint"]
 
 
-def test_a_read_only_home(run: Cli, ctx: Context, home: Path, train: Path) -> None:
+def test_read_only_home_is_an_error(run: Cli, ctx: Context, home: Path, train: Path) -> None:
     if os.geteuid() == 0:
         need_mount()
         subprocess.run(["mount", "--bind", "-o", "ro", home, home], check=True)
@@ -73,7 +73,7 @@ def need_mount() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
+def test_full_disk_is_an_error_until_space_returns(home: Path, ctx: Context, train: Path) -> None:
     """A file size limit stands in for the full disk: the ledger can't grow any further."""
     size = (home / "ledger.db").stat().st_size
     code = "import resource, sys; n = int(sys.argv.pop(1)); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
@@ -92,7 +92,7 @@ def test_a_full_disk(home: Path, ctx: Context, train: Path) -> None:
     [("caps = [", "TOML"), (f"caps = {'[' * 50_000}", "TOML"), (f"caps.per_job_usd = {'9' * 5000}", "TOML"),
      ("[caps]\nper_job = 1", "caps.per_job"), ("[approval]\nttl_s = 0", "approval.ttl_s")],
 )  # fmt: skip
-def test_a_broken_policy(run: Cli, tmp_path: Path, text: str, told: str) -> None:
+def test_broken_policy_is_reported_with_its_file(run: Cli, tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "policy.toml").write_text(text)
     for words in (["instances"], ["doctor"]):
         code, body = run(*words)
@@ -101,7 +101,7 @@ def test_a_broken_policy(run: Cli, tmp_path: Path, text: str, told: str) -> None
         )
 
 
-def test_a_profile_of_the_users_with_an_unknown_key(run: Cli, tmp_path: Path) -> None:
+def test_unknown_key_in_a_user_profile_is_an_error(run: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     folder.mkdir()
     from gpuwarden.data import data_dir

@@ -92,7 +92,7 @@ def test_diagnose_on_the_command_line(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_needs_a_look_depends_on_the_day() -> None:
+def test_stale_references_depend_on_the_date() -> None:
     fresh, old = check_references(date(2026, 11, 21), 6), check_references(date(2028, 1, 1), 6)
     assert fresh.ok and fresh.issues == [], [f"{i.file}:{i.line} {i.message}" for i in fresh.issues[:5]]
     assert not old.ok and len(old.issues) > 400
@@ -104,7 +104,7 @@ def test_what_needs_a_look_depends_on_the_day() -> None:
 
 
 @pytest.mark.slow
-def test_the_check_is_a_command_with_an_exit_code(home: Path) -> None:
+def test_knowledge_check_sets_its_exit_code(home: Path) -> None:
     done = in_process(home, "knowledge", "check", "--months", "1200", "--json")
     assert done.returncode == 0 and answer(done)["issues"] == []
     assert in_process(home, "knowledge", "check", "--months", "-1", "--json").returncode == 2
@@ -144,13 +144,13 @@ def test_a_proposal_below_the_bar_is_refused(
     wording(json.loads(capsys.readouterr().out)["message"])
 
 
-def test_a_proposal_has_no_plain_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_proposal_with_a_plain_http_source_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     before = references()
     assert main.run(["knowledge", "propose", *LESSON, *BAR, "--source", "http://plain.example", "--json"]) != 0
     assert "source.1" in json.loads(capsys.readouterr().out)["message"] and references() == before
 
 
-def test_a_line_that_is_known_already_is_said_to_be(home: Path) -> None:
+def test_known_line_in_a_proposal_is_reported(home: Path) -> None:
     known = ("--line", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     body = answer(in_process(home, "knowledge", "propose", *LESSON, *BAR, *known, "--json"))
     assert "OOM-001" in body["known"] and "OOM-001" in body["message"]

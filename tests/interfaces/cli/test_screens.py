@@ -44,7 +44,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return text
 
 
-def test_what_runs_what_it_costs_and_what_waits(world: World, printed: io.StringIO, wording: Wording) -> None:
+def test_overview_screens_have_the_expected_wording(world: World, printed: io.StringIO, wording: Wording) -> None:
     ctx = world.ctx
     since = month_start(world.clock.now())
     screen.status(worded(status_of(glance(ctx, {"vastai": "no answer"})), in_commands))
@@ -57,7 +57,7 @@ def test_what_runs_what_it_costs_and_what_waits(world: World, printed: io.String
     wording(shown)
 
 
-def test_a_question_and_a_refusal(world: World, printed: io.StringIO, wording: Wording) -> None:
+def test_question_and_refusal_have_the_expected_wording(world: World, printed: io.StringIO, wording: Wording) -> None:
     facts = spending_facts(open_spending(world.ctx, "r7mixt").data, None)
     assert "$23.92/h" in facts[0]
     wording("\n".join(facts))
@@ -68,7 +68,7 @@ def test_a_question_and_a_refusal(world: World, printed: io.StringIO, wording: W
     wording(printed.getvalue())
 
 
-def test_each_command_in_a_line(wording: Wording) -> None:
+def test_each_command_has_a_one_line_help(wording: Wording) -> None:
     shown = {name: command for name, command in cli.commands.items() if not command.hidden}
     assert {"submit", "check", "approve", "status"} <= shown.keys()
     wording("\n".join(f"{name}: {command.get_short_help_str(200)}" for name, command in sorted(shown.items())))

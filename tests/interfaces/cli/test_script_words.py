@@ -62,7 +62,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_words_after_a_script_are_the_scripts() -> None:
+def test_arguments_after_a_script_belong_to_the_script() -> None:
     words = ("--model_name_or_path", "Qwen/Qwen3-0.6B", "--lr", "2e-5", "-x", "--flag=1", "last")
     got = parsed("submit", "--platform", "local", "--gpu", "H100", "train.py", *words)
     assert got["what"] == ("train.py", *words) and got["gpu"] == "H100" and got["platform"] == "local"
@@ -72,7 +72,7 @@ def test_the_words_after_a_script_are_the_scripts() -> None:
     assert got["what"] == ("train.py", *words) and got["gpus"] == ("a100",)
 
 
-def test_two_dashes_keep_working() -> None:
+def test_two_dashes_still_separate_script_arguments() -> None:
     expected = ("train.py", "--lr", "2e-5", "--gpu", "4")
     for words in (
         ("--platform", "local", "--", "train.py", "--lr", "2e-5", "--gpu", "4"),
@@ -86,7 +86,7 @@ def test_two_dashes_keep_working() -> None:
     assert got["what"] == ("python", "-c", "print(1)", "--name", "x") and got["name"] is None
 
 
-def test_a_command_takes_its_own_words_too() -> None:
+def test_arguments_after_a_command_belong_to_the_command() -> None:
     got = parsed("submit", "--platform", "local", "torchrun", "--nproc_per_node", "8", "train.py", "--lr", "1")
     assert got["what"] == ("torchrun", "--nproc_per_node", "8", "train.py", "--lr", "1")
 
@@ -105,7 +105,7 @@ def test_a_command_takes_its_own_words_too() -> None:
         ("strict.py --lr 2 --dry-run -- --gpu 4", "--dry-run -- strict.py --lr 2 --gpu 4"),
     ],
 )
-def test_an_option_of_gpuwarden_may_follow_a_script_that_does_not_declare_it(words: str, same: str) -> None:
+def test_own_option_may_follow_a_script_that_does_not_declare_it(words: str, same: str) -> None:
     assert parsed("submit", *words.split()) == parsed("submit", *same.split())
 
 
@@ -117,7 +117,7 @@ def test_an_option_of_gpuwarden_may_follow_a_script_that_does_not_declare_it(wor
         pytest.param(("true", "--gpu", "4"), id="program"),
     ],
 )
-def test_an_option_that_may_be_either_s_is_refused_with_both_ways_out(words: tuple[str, ...], wording: Wording) -> None:
+def test_ambiguous_option_is_refused_with_both_alternatives(words: tuple[str, ...], wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         parsed("submit", "--platform", "local", *words)
     wording(refused, words[0], words[1])
@@ -125,21 +125,21 @@ def test_an_option_that_may_be_either_s_is_refused_with_both_ways_out(words: tup
     assert parsed("submit", "--platform", "local", "--", *words)["what"] == words
 
 
-def test_an_option_that_the_script_declares_is_its_own() -> None:
+def test_option_declared_by_the_script_belongs_to_the_script() -> None:
     assert parsed("submit", "--platform", "local", "gpu.py", "--gpu", "0")["gpu"] is None
     assert parsed("estimate", "--gpu", "t4", "gpu.py", "--gpu", "0")["gpus"] == ("t4",)
     got = parsed("submit", "--platform", "local", "trl.py", "--project", "mine")  # a TrainingArguments field
     assert got["what"] == ("trl.py", "--project", "mine")
 
 
-def test_what_is_not_a_script_takes_options_on_either_side() -> None:
+def test_non_script_target_takes_options_on_either_side() -> None:
     assert parsed("estimate", "owner/model", "--gpu", "t4")["gpus"] == ("t4",)
     assert parsed("fan-out", "f0123456789", "--follow")["follow"] is True
     with pytest.raises(click.UsageError, match="--steeps"):
         parsed("estimate", "owner/model", "--steeps", "3")
 
 
-def test_a_missing_script_is_named_only_where_its_text_is_needed() -> None:
+def test_missing_script_is_an_error_only_if_its_text_is_needed() -> None:
     assert parsed("submit", "--platform", "local", "none.py", "--lr", "1")["what"] == ("none.py", "--lr", "1")
     with pytest.raises(BadRequest, match=r"none\.py"):
         parsed("submit", "--platform", "local", "none.py", "--gpu", "1")
@@ -150,12 +150,12 @@ WORDS = st.lists(st.text("abc-=. \u00e9", min_size=1).filter(lambda w: w != "--"
 
 @pytest.mark.slow
 @given(words=WORDS)
-def test_any_words_of_a_script_arrive_as_they_are(words: list[str]) -> None:
+def test_script_arguments_arrive_unchanged(words: list[str]) -> None:
     assert parsed("submit", "--platform", "local", "train.py", *words)["what"] == ("train.py", *words)
     assert parsed("submit", "--platform", "local", "--", "train.py", *words)["what"] == ("train.py", *words)
 
 
-def test_who_declares_a_flag() -> None:
+def test_declared_flags_are_recognized() -> None:
     assert flags_of(ARGPARSE, ()).declares("--gpu=1") is True
     assert flags_of(STRICT, ()).declares("--gpu") is False
     assert flags_of(LENIENT, ()).declares("--gpu") is None

@@ -58,7 +58,7 @@ def test_help_imports_the_command_line_and_nothing_else(tmp_path: Path, words: l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["status", "jobs", "costs"])
-def test_an_overview_imports_nothing_that_reads_scripts_files_or_references(tmp_path: Path, word: str) -> None:
+def test_overview_imports_no_reader_of_scripts_files_or_references(tmp_path: Path, word: str) -> None:
     found = imported_for(RUN, tmp_path, word, "--json")
     assert found.isdisjoint(LIBRARIES)
     packages = {"checkpoints", "knowledge", "rules", "static_analysis", "rehearsal", "remote.ssh.session"}
@@ -66,7 +66,7 @@ def test_an_overview_imports_nothing_that_reads_scripts_files_or_references(tmp_
 
 
 @pytest.mark.slow
-def test_a_look_at_the_machines_imports_what_it_needs(tmp_path: Path) -> None:
+def test_instances_command_skips_unneeded_imports(tmp_path: Path) -> None:
     found = imported_for(RUN, tmp_path, "instances", "--json")
     assert found.isdisjoint(LIBRARIES)
     packages = {
@@ -105,7 +105,7 @@ print(json.dumps([code, [len(models), built, _load.cache_info().misses, table.ca
 
 
 @pytest.mark.slow
-def test_a_check_of_a_script_imports_what_reads_it(tmp_path: Path) -> None:
+def test_dry_run_skips_unneeded_imports(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
     words = ("--platform", "local", "--output", "outputs", "--timeout", "60", str(tmp_path / "train.py"))
     found = imported_for(RUN, tmp_path, "submit", "--dry-run", "--json", *words)
@@ -129,7 +129,7 @@ def test_a_check_of_a_script_imports_what_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_check_of_a_script_reads_one_profile_and_no_table_and_builds_few_models(tmp_path: Path) -> None:
+def test_dry_run_reads_one_profile_and_no_table_and_builds_few_models(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
     words = ("--platform", "local", "--output", "outputs", "--timeout", "60", str(tmp_path / "train.py"))
     models, built, profiles, tables = done_by(USED, tmp_path, "submit", "--dry-run", "--json", *words)
@@ -154,14 +154,14 @@ print(json.dumps([0, [collections() - before, gc.get_freeze_count()]]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--version"], ["status"], ["submit", "--dry-run", "--platform", "local", __file__]])
-def test_a_command_leaves_nothing_to_the_garbage_collector(tmp_path: Path, words: list[str]) -> None:
+def test_commands_trigger_no_garbage_collection(tmp_path: Path, words: list[str]) -> None:
     collections, frozen = done_by(ENTRY, tmp_path, *words)
     assert collections == 0
     assert frozen > 10_000  # objects that the interpreter's last collections would otherwise scan
 
 
 @pytest.mark.slow
-def test_the_server_answers_its_first_request_without_the_use_cases(tmp_path: Path) -> None:
+def test_server_answers_its_first_request_without_importing_use_cases(tmp_path: Path) -> None:
     found = imported_for(LISTEN, tmp_path)
     assert found.isdisjoint({"torch", "paramiko", "huggingface_hub", "numpy", "safetensors"})
     packages = {

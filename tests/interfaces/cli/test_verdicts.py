@@ -28,7 +28,7 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def test_a_table_with_what_is_wrong_first(outputs: Path, capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
+def test_table_lists_refuted_files_first(outputs: Path, capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
     assert run(["verify", "out", "--level", "structure"]) == 0
     shown = capsys.readouterr().out
     assert "20" in shown.splitlines()[0], "the newest whole checkpoint comes first"
@@ -45,7 +45,7 @@ def test_a_table_with_what_is_wrong_first(outputs: Path, capsys: pytest.CaptureF
     assert "checkpoint-20/model.safetensors" in refuted
 
 
-def test_exit_codes_and_a_comparison(outputs: Path, capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
+def test_exit_code_follows_the_verdict(outputs: Path, capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
     new, old = str(outputs / "checkpoint-20"), str(outputs / "checkpoint-10")
     assert run(["verify", new, "--level", "structure", "--against", old, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)

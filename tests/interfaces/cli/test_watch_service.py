@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.real("systemd-analyze")
 @pytest.mark.parametrize("folder", ["plain", "50% of $HOME y"])
-def test_systemd_takes_the_unit_without_a_word(tmp_path: Path, folder: str) -> None:
+def test_systemd_accepts_the_unit_without_warnings(tmp_path: Path, folder: str) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not here")
@@ -60,7 +60,7 @@ def test_systemd_takes_the_unit_without_a_word(tmp_path: Path, folder: str) -> N
     assert "NoNewPrivilege" in wrong.stderr, "the check sees a wrong key"
 
 
-def test_a_unit_has_no_room_for_a_second_line(wording: Wording) -> None:
+def test_line_breaks_cannot_enter_a_systemd_unit(wording: Wording) -> None:
     for program in ("/bin/x\nExecStart=/bin/evil", ODD):
         with pytest.raises(BadRequest) as refused:
             watch_service.systemd_unit([program], {})
@@ -71,7 +71,7 @@ def test_a_unit_has_no_room_for_a_second_line(wording: Wording) -> None:
     )
 
 
-def test_launchd_reads_the_agent_as_it_was_meant() -> None:
+def test_launchd_agent_keeps_arguments_and_environment() -> None:
     read = plistlib.loads(watch_service.launchd_agent(["/usr/bin/python3", ODD], {"GPUWARDEN_HOME": ODD}))
     assert (
         read["ProgramArguments"] == ["/usr/bin/python3", ODD] and read["EnvironmentVariables"]["GPUWARDEN_HOME"] == ODD
@@ -81,7 +81,7 @@ def test_launchd_reads_the_agent_as_it_was_meant() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="writes a systemd unit")
 @pytest.mark.parametrize("problem", ["", "Failed to connect to bus: No medium found"])
-def test_it_is_installed_and_removed(home: Path, monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+def test_watch_service_is_installed_and_removed(home: Path, monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
     asked: list[tuple[str, ...]] = []
 
     def ask(*argv: str) -> str:
@@ -106,7 +106,7 @@ def test_it_is_installed_and_removed(home: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("order", ["off", "terminate"])
-def test_the_doctor_misses_a_watch_where_an_order_waits_for_one(home: Path, order: str, wording: Wording) -> None:
+def test_doctor_reports_a_missing_watch_if_teardown_is_automatic(home: Path, order: str, wording: Wording) -> None:
     policy = home / "me" / "config" / "gpuwarden" / "policy.toml"
     policy.parent.mkdir(parents=True)
     policy.write_text(f'[teardown]\nautomatic = "{order}"\n', "utf-8")
@@ -120,7 +120,7 @@ def test_the_doctor_misses_a_watch_where_an_order_waits_for_one(home: Path, orde
 @pytest.mark.parametrize(
     ("text", "wrong"), [("nonsense", "line 1"), ("A=1\n1B=2", "line 2"), ("GPUWARDEN_HOME=/x", "line 1")]
 )
-def test_a_file_of_keys_with_a_wrong_line_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
+def test_key_file_with_an_invalid_line_is_refused(tmp_path: Path, text: str, wrong: str) -> None:
     file = tmp_path / "watch.env"
     file.write_text(text, "utf-8")
     file.chmod(0o600)
@@ -182,7 +182,7 @@ async def test_a_server_leaves_the_lead_to_a_watch(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_watch_that_follows_shows_what_the_leader_finds(tmp_path: Path) -> None:
+async def test_following_watch_shows_the_leaders_alerts(tmp_path: Path) -> None:
     from gpuwarden.ledger.events import AlertRaised
 
     ctx = open_house(tmp_path, FakeClock())

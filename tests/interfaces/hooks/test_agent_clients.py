@@ -32,7 +32,7 @@ def broken(checkout: Path, tmp_path: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_claude_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
+def test_claude_validates_the_plugin(checkout: Path, tmp_path: Path) -> None:
     env = clean(tmp_path / "home")
     for path in (checkout, checkout / "plugin"):
         assert "Validation passed" in said(["claude", "plugin", "validate", "--strict", str(path)], env, tmp_path)
@@ -41,7 +41,7 @@ def test_claude_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_gemini_finds_no_fault(checkout: Path, tmp_path: Path) -> None:
+def test_gemini_validates_the_extension(checkout: Path, tmp_path: Path) -> None:
     env = clean(tmp_path / "home")
     done = said(["gemini", "extensions", "validate", str(checkout)], env, tmp_path)
     assert "successfully validated" in done
@@ -78,7 +78,7 @@ HARMLESS = Use(SHELL, {"command": "echo harmless > passed.txt"})
 
 
 @pytest.mark.prove
-def test_the_guard_stops_claude_and_says_why(tmp_path: Path) -> None:
+def test_guard_stops_claude_with_a_reason(tmp_path: Path) -> None:
     need_agent("claude")
     home, work = tmp_path / "home", tmp_path / "work"
     profile = Use("Write", {"file_path": str(home / "profiles" / "mine.md"), "content": "---\n"})
@@ -98,7 +98,7 @@ def test_the_guard_stops_claude_and_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 @CODEX
-def test_the_guard_stops_codex_once_a_person_trusts_it(of: str, tmp_path: Path) -> None:
+def test_guard_stops_codex_once_the_hook_is_trusted(of: str, tmp_path: Path) -> None:
     need_agent("codex")
     home, work = tmp_path / "home", tmp_path / "work"
     with model(plan(DESTROY, HARMLESS, Use(SHELL, {"command": "bash"}), DONE)) as server:
@@ -116,7 +116,7 @@ def test_the_guard_stops_codex_once_a_person_trusts_it(of: str, tmp_path: Path) 
 
 
 @pytest.mark.prove
-def test_codex_runs_no_hook_that_nobody_trusted(tmp_path: Path) -> None:
+def test_codex_does_not_run_an_untrusted_hook(tmp_path: Path) -> None:
     """This is why `hooks status` distinguishes `untrusted` from `installed`."""
     need_agent("codex")
     home, work = tmp_path / "home", tmp_path / "work"
@@ -129,7 +129,7 @@ def test_codex_runs_no_hook_that_nobody_trusted(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_the_guard_stops_gemini_and_says_why(tmp_path: Path) -> None:
+def test_guard_stops_gemini_with_a_reason(tmp_path: Path) -> None:
     need_agent("gemini")
     home, work = tmp_path / "home", tmp_path / "work"
     with model(plan(DESTROY, HARMLESS, DONE)) as server:

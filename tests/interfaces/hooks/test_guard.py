@@ -391,21 +391,21 @@ def verdict(command: str) -> str | None:
     return shell(command, RULES)
 
 
-def test_the_corpus_is_large_enough_both_ways() -> None:
+def test_corpus_has_enough_stopped_and_passed_commands() -> None:
     assert len(STOPPED) >= 60 and len(PASSED) >= 60
 
 
 @pytest.mark.parametrize("command", STOPPED)
-def test_what_goes_around_gpuwarden_is_stopped(command: str) -> None:
+def test_commands_that_bypass_gpuwarden_are_stopped(command: str) -> None:
     assert verdict(command)
 
 
 @pytest.mark.parametrize("command", PASSED)
-def test_everything_else_passes(command: str) -> None:
+def test_harmless_commands_pass(command: str) -> None:
     assert verdict(command) is None
 
 
-def test_the_guard_says_what_to_do_instead(wording: Wording) -> None:
+def test_guard_suggests_what_to_do_instead(wording: Wording) -> None:
     for command in (
         "vastai destroy instance 1", "curl -X DELETE https://rest.runpod.io/v1/pods/abc", "ssh box poweroff",
         "gpuwarden approve t123", "gpuwarden hooks uninstall", "rm -rf /runs/live-1", "rm -rf /data/gw",
@@ -424,7 +424,7 @@ def test_the_guard_says_what_to_do_instead(wording: Wording) -> None:
 
 
 @pytest.mark.parametrize("command", ["bash", "bash -i", "/bin/sh -l", "sudo zsh", "cd /tmp && bash", "env A=1 bash"])
-def test_where_a_client_types_along_no_shell_waits_for_it(command: str) -> None:
+def test_interactive_shell_is_stopped_if_the_client_can_type(command: str) -> None:
     assert shell(command, replace(RULES, typing=True))
     assert verdict(command) is None
 
@@ -432,12 +432,12 @@ def test_where_a_client_types_along_no_shell_waits_for_it(command: str) -> None:
 @pytest.mark.parametrize(
     "command", ["bash -c ls", "bash run.sh", "cat a | bash", "bash < a", "bash <<E\nls\nE", "ssh b"]
 )
-def test_a_shell_that_is_told_what_to_do_passes(command: str) -> None:
+def test_shell_with_a_command_or_input_passes(command: str) -> None:
     assert shell(command, replace(RULES, typing=True)) is None
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4))
-def test_whatever_is_quoted_is_data(words: list[str]) -> None:
+def test_quoted_text_is_data(words: list[str]) -> None:
     words = [w.replace("\x00", "") or "x" for w in words]
     assert verdict("echo " + " ".join(shlex.quote(w) for w in words)) is None
     assert verdict("echo " + shlex.quote("; vastai destroy instance 1 $(sky down x) " + words[0])) is None
@@ -451,7 +451,7 @@ def test_whatever_is_quoted_is_data(words: list[str]) -> None:
     depth=st.integers(1, 3),
     cuts=st.lists(st.integers(1, 6), max_size=2),
 )
-def test_no_quoting_hides_a_command(before: str, how: str, depth: int, cuts: list[int]) -> None:
+def test_quoting_never_hides_a_command(before: str, how: str, depth: int, cuts: list[int]) -> None:
     program = "vastai"
     for cut in cuts:
         program = program[:cut] + "''" + program[cut:] if "'" not in program else program
@@ -463,13 +463,13 @@ def test_no_quoting_hides_a_command(before: str, how: str, depth: int, cuts: lis
 
 
 @given(st.text(max_size=200))
-def test_no_text_breaks_the_guard(text: str) -> None:
+def test_arbitrary_text_never_crashes_the_guard(text: str) -> None:
     verdict(text)
 
 
 @pytest.mark.slow
 @pytest.mark.attack("guard", "crashes the guard's parser with characters beyond the tables of the C library")
-def test_characters_that_crash_the_grammar_do_not_reach_it() -> None:
+def test_characters_that_crash_the_grammar_never_reach_the_parser() -> None:
     source = (
         "import random, sys; from gpuwarden.interfaces.hooks.guard.limits import parsed\n"
         "r = random.Random(int(sys.argv[1]))\n"
@@ -499,7 +499,7 @@ def test_edits_and_patches_of_the_policy_are_stopped() -> None:
 
 
 @pytest.mark.attack("guard", "edits the guard out of a client's settings")
-def test_the_guard_stays_in_the_settings_and_the_rest_is_theirs() -> None:
+def test_only_the_guard_entry_in_the_settings_is_protected() -> None:
     file, hook = (
         "/home/me/.claude/settings.json",
         '{"command": "python -m gpuwarden.interfaces.hooks.guard claude guard.json"}',
@@ -563,6 +563,6 @@ def test_few_spellings_are_judged_wrongly(
     record_property("figure", f"at most {dearest:,} steps each")
 
 
-def test_no_spelling_is_in_two_lists() -> None:
+def test_spelling_lists_do_not_overlap() -> None:
     rows = [s for n in ("hasty", "hasty_unseen", "innocent", "innocent_unseen") for s in spellings(n)]
     assert len(rows) == len(set(rows))

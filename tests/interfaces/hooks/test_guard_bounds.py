@@ -75,13 +75,13 @@ UNREADABLE = [
 
 @pytest.mark.attack("guard", "sends text that takes long to parse")
 @pytest.mark.parametrize("name", TANGLED)
-def test_no_text_takes_many_steps(name: str) -> None:
+def test_tangled_text_stays_below_the_step_limit(name: str) -> None:
     assert steps(TANGLED[name]) < MOST_STEPS
 
 
 @pytest.mark.attack("guard", "types 20,000 times `env` so that the guard's time runs out")
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_cannot_be_read_in_time_is_stopped_with_a_reason(
+def test_text_beyond_the_limits_is_stopped_with_a_reason(
     name: str, record_property: Callable[[str, object], None], wording: Wording
 ) -> None:
     record_property("figure", f"{name} {steps(TANGLED[name]):,} steps")
@@ -97,7 +97,7 @@ def test_a_long_file_written_by_a_here_document_passes() -> None:
     assert shell(f"cat > docs/table.md <<EOF\n{plain * 2_000}EOF\ngit add docs\n", RULES) is None
 
 
-def test_what_the_parser_may_do_is_counted_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_limit_counts_work_instead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict on a text must not depend on how slow or busy the machine is."""
     text = "echo a 'b' c; " * 300
     assert shell(text, RULES) is None
@@ -123,12 +123,12 @@ VALUES = st.recursive(
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), st.integers(1, 40))
-def test_no_pieces_of_shell_break_the_guard(text: str, times: int) -> None:
+def test_shell_fragments_never_crash_the_guard(text: str, times: int) -> None:
     shell(text * times, RULES)
 
 
 @pytest.mark.prove
-def test_no_pieces_of_shell_hold_the_guard_up() -> None:
+def test_shell_fragments_stay_below_the_step_limit() -> None:
     chance = random.Random(12)
     for _ in range(1_000):
         before, unit, after = ("".join(chance.choices(PIECES, k=chance.randint(1, 6))) for _ in range(3))
@@ -139,7 +139,7 @@ def test_no_pieces_of_shell_hold_the_guard_up() -> None:
 @settings(deadline=None)
 @example({"file_path": "/settings.json", "edits": True}, "MultiEdit")
 @given(VALUES, st.sampled_from(TOOLS))
-def test_no_form_of_a_call_breaks_the_guard(given_to_tool: object, tool: str) -> None:
+def test_malformed_calls_never_crash_the_guard(given_to_tool: object, tool: str) -> None:
     judged({"tool_name": tool, "tool_input": given_to_tool, "cwd": "/"}, RULES)
 
 
@@ -172,7 +172,7 @@ def test_a_call_that_cannot_be_read_is_stopped(client: str, call: bytes, config:
     assert done.returncode == 2 or client == "cursor"
 
 
-def test_the_guard_answers_a_harmless_call(config: str) -> None:
+def test_guard_allows_a_harmless_call(config: str) -> None:
     assert process([*GUARD, "claude", config], CALL).returncode == 0
 
 
@@ -180,14 +180,14 @@ def test_the_guard_answers_a_harmless_call(config: str) -> None:
 @pytest.mark.parametrize(
     "missing", ["tree_sitter", "tree_sitter_bash", "sqlite3", "gpuwarden.interfaces.hooks.guard.judge"]
 )
-def test_without_a_part_of_it_the_guard_lets_nothing_pass(missing: str, config: str) -> None:
+def test_guard_with_a_missing_module_fails_closed(missing: str, config: str) -> None:
     code = f"import sys, runpy; sys.modules[{missing!r}] = None; sys.argv[1:] = ['claude', {config!r}]; "
     done = process(["-c", code + "runpy.run_module('gpuwarden.interfaces.hooks.guard', run_name='__main__')"], CALL)
     assert done.returncode == 2 and done.stderr.startswith(b"gpuwarden: ")
 
 
 @pytest.mark.attack("guard", "breaks the guard's configuration")
-def test_a_config_of_another_form_lets_nothing_pass(tmp_path: Path) -> None:
+def test_invalid_or_missing_config_fails_closed(tmp_path: Path) -> None:
     (tmp_path / "guard.json").write_text("{}")
     for file in ("guard.json", "nowhere.json"):
         assert process([*GUARD, "codex", str(tmp_path / file)], CALL).returncode == 2

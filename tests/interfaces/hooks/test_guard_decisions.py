@@ -24,7 +24,7 @@ UNKNOWN_TARGETS = [s for name in ("decisions", "decisions_unseen") for wanted, s
 
 
 @pytest.mark.parametrize(("wanted", "spelling"), decisions("decisions"))
-def test_a_call_is_decided_as_wanted(wanted: str, spelling: str) -> None:
+def test_call_gets_the_expected_decision(wanted: str, spelling: str) -> None:
     assert decided(spelling, rules()) == wanted.replace("live", "ask")
 
 
@@ -46,7 +46,7 @@ def test_few_unseen_calls_are_decided_wrongly(
 
 
 @pytest.mark.parametrize("spelling", UNKNOWN_TARGETS)
-def test_a_removal_of_what_is_not_known_is_asked_about_only_while_a_job_lives(spelling: str) -> None:
+def test_removing_an_unknown_target_is_allowed_only_while_no_job_lives(spelling: str) -> None:
     assert decided(spelling, rules()) != "allow"
     assert decided(spelling, IDLE) == "allow"
 
@@ -90,14 +90,14 @@ def wrapped(command: str, wraps: list[str]) -> str:
 @pytest.mark.attack("guard", "writes a protected file under nested constructs of the shell")
 @settings(deadline=None, max_examples=400)
 @given(st.sampled_from(WRITES), st.lists(st.sampled_from(WRAPS), max_size=4))
-def test_no_construct_of_the_shell_hides_a_write(command: str, wraps: list[str]) -> None:
+def test_shell_constructs_never_hide_a_write(command: str, wraps: list[str]) -> None:
     assert decided(wrapped(command, wraps), rules()) != "allow"
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(HARMLESS), st.lists(st.sampled_from(WRAPS), max_size=4))
-def test_no_construct_of_the_shell_stops_what_is_harmless(command: str, wraps: list[str]) -> None:
+def test_harmless_command_passes_in_any_shell_construct(command: str, wraps: list[str]) -> None:
     assert decided(wrapped(command, wraps), rules()) == "allow"
 
 
@@ -126,7 +126,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("cursor", {"hook_event_name": "preToolUse"}, False),
     ],
 )
-def test_a_client_that_would_not_ask_stops_the_call(
+def test_call_is_stopped_if_the_client_would_not_ask(
     client: str, more: dict[str, str], asked: bool, config: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], wording: Wording,
 ) -> None:  # fmt: skip

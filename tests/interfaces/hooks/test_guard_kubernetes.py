@@ -76,16 +76,16 @@ python -c "core.read_node('gpu-1')"
 
 
 @pytest.mark.parametrize("command", STOPPED)
-def test_what_ends_evicts_or_hides_a_job_is_stopped(command: str) -> None:
+def test_commands_that_end_evict_or_hide_a_job_are_stopped(command: str) -> None:
     assert shell(command, RULES)
 
 
 @pytest.mark.parametrize("command", PASSED)
-def test_harmless_control_passes(command: str) -> None:
+def test_harmless_cluster_commands_pass(command: str) -> None:
     assert shell(command, RULES) is None
 
 
-def test_a_tool_of_a_cluster_that_evicts_is_stopped() -> None:
+def test_cluster_tool_that_evicts_pods_is_stopped() -> None:
     assert verdict('@tool mcp__kubernetes__evict_pod {"name": "train-0"}')
     assert verdict('@tool mcp__k8s__pods_eviction {"name": "train-0"}')
     assert verdict('@tool mcp__k8s__pods_list {"namespace": "ml"}') is None

@@ -23,7 +23,7 @@ def tool(name: str, **given_to_tool: Any) -> str | None:
 
 
 @pytest.mark.attack("guard", "changes gpuwarden's variables in a client's settings")
-def test_variables_of_a_client_stay_as_a_person_set_them(tmp_path: Path) -> None:
+def test_client_variables_set_by_the_user_are_protected(tmp_path: Path) -> None:
     file = tmp_path / ".mcp.json"
     file.write_text('{"env": {"GPUWARDEN_CAPS_PER_JOB_USD": "5"}, "x": 1}')
     path, other = str(file), '{"env": {"GPUWARDEN_CAPS_PER_JOB_USD": "50"}, "x": 1}'
@@ -38,7 +38,7 @@ def test_variables_of_a_client_stay_as_a_person_set_them(tmp_path: Path) -> None
 
 
 @pytest.mark.attack("guard", "switches a client's hooks off")
-def test_hooks_are_not_switched_off() -> None:
+def test_edits_that_disable_hooks_or_answer_forms_are_stopped() -> None:
     assert tool("Write", file_path="/p/.claude/settings.local.json", content='{"disableAllHooks": true}')
     answers = '{"hooks": {"Elicitation": [{"hooks": [{"type": "command", "command": "yes.sh"}]}]}}'
     assert tool("Write", file_path="/p/.claude/settings.local.json", content=answers)
@@ -55,7 +55,7 @@ def test_hooks_are_not_switched_off() -> None:
 
 
 @pytest.mark.attack("guard", "edits the policy with another client's or server's tool")
-def test_the_policy_is_kept_from_every_clients_edits() -> None:
+def test_policy_is_protected_from_the_edits_of_every_client() -> None:
     patch = "*** Begin Patch\n*** Update File: {}\n@@\n-a\n+b\n*** End Patch"
     for path, stopped in (("/etc/gw/policy.toml", True), ("src/x.py", False)):
         for given in ({"input": patch.format(path)}, {"patchText": patch.format(path)}):
@@ -66,7 +66,7 @@ def test_the_policy_is_kept_from_every_clients_edits() -> None:
         assert bool(replaced) is stopped
 
 
-def test_cursors_events_are_read() -> None:
+def test_cursor_events_are_understood() -> None:
     call = {"hook_event_name": "beforeMCPExecution", "tool_name": "delete-pod", "tool_input": '{"podId": "a"}'}
     assert judged({**call, "command": "npx -y @runpod/mcp-server"}, RULES)
     assert judged({**call, "tool_name": "list-pods", "command": "npx -y @runpod/mcp-server"}, RULES) is None
@@ -76,7 +76,7 @@ def test_cursors_events_are_read() -> None:
 
 
 @pytest.mark.attack("guard", "ends a machine through another MCP server")
-def test_a_platforms_server_is_judged_by_its_arguments_too() -> None:
+def test_platform_tool_calls_are_judged_by_their_arguments_too() -> None:
     assert tool("mcp__runpod__graphql", query="mutation { podTerminate(input: {}) }")
     assert tool("mcp__hf__hf_jobs", operation="cancel", args={"job_id": "1"})
     assert tool("mcp__shell__run", command=["bash", "-lc", "vastai", "destroy"]) is None
@@ -89,7 +89,7 @@ def test_a_platforms_server_is_judged_by_its_arguments_too() -> None:
 
 
 @pytest.mark.parametrize("name", provider_names())
-def test_each_provider_says_how_its_machines_end(name: str) -> None:
+def test_each_provider_declares_how_its_machines_end(name: str) -> None:
     module = PROVIDERS.load(name)
     guard = module.SHELL_GUARD
     assert isinstance(guard, ShellGuard)
@@ -122,7 +122,7 @@ def test_a_new_provider_needs_no_table_but_its_own(packages: Packages) -> None:
     assert judged({"tool_name": "mcp__mycloud__drop_off", "tool_input": {}}, own)
 
 
-def test_a_declaration_that_cannot_be_used_is_refused() -> None:
+def test_unusable_guard_declaration_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'\('"):
         ShellGuard(code=("(",))
     with pytest.raises(ValueError, match="Vast AI"):
@@ -131,12 +131,12 @@ def test_a_declaration_that_cannot_be_used_is_refused() -> None:
     assert both.ends == {"a": ("x", "y", "z")} and both.hosts == ("h",)
 
 
-def test_the_corpus_reads_tools_and_line_breaks() -> None:
+def test_corpus_supports_tools_and_line_breaks() -> None:
     assert event('@tool Write {"file_path": "a"}')["tool_input"] == {"file_path": "a"}
     assert any("\n" in s for s in spellings("hasty")) and rules().patterns.ends["vastai"]
 
 
-def test_a_call_of_geminis_names_its_server_apart() -> None:
+def test_gemini_call_names_its_server_separately() -> None:
     """Gemini joins server and tool with a single underscore, so the name alone doesn't separate the two."""
 
     def called(server: str, tool: str, **given: object) -> str | None:
@@ -150,7 +150,7 @@ def test_a_call_of_geminis_names_its_server_apart() -> None:
 
 
 @pytest.mark.attack("guard", "empties a store by mirroring an empty folder onto it")
-def test_only_an_empty_folder_is_not_mirrored(tmp_path: Path) -> None:
+def test_mirroring_an_empty_folder_is_stopped(tmp_path: Path) -> None:
     def verdict(command: str) -> str | None:
         return judged({"tool_name": "Bash", "tool_input": {"command": command}, "cwd": str(tmp_path)}, RULES)
 
@@ -164,7 +164,7 @@ def test_only_an_empty_folder_is_not_mirrored(tmp_path: Path) -> None:
 
 @pytest.mark.attack("guard", "removes a folder with the policy or the guard's place in it")
 @pytest.mark.parametrize("folder", ["/etc/gw", "/etc", "/home/me/.claude"])
-def test_a_folder_with_what_a_person_decides_is_not_removed(folder: str) -> None:
+def test_removing_a_folder_with_the_policy_or_settings_is_stopped(folder: str) -> None:
     rules = replace(RULES, settings=("/home/me/.claude/settings.json",))
     for command in (f"rm -rf {folder}", f"mv {folder} /tmp/x", f"find {folder} -type f -delete"):
         assert shell(command, rules)
@@ -173,7 +173,7 @@ def test_a_folder_with_what_a_person_decides_is_not_removed(folder: str) -> None
 
 
 @pytest.mark.attack("guard", "switches the plugin off that brings the guard")
-def test_the_plugin_with_the_guard_stays_on() -> None:
+def test_switching_off_the_guard_plugin_is_stopped() -> None:
     on = '{"enabledPlugins": {"gpuwarden@gpuwarden-marketplace": true, "other@x": true}}'
     file = "/home/me/.claude/settings.json"
 

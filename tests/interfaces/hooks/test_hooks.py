@@ -56,7 +56,7 @@ def test_install_keeps_other_hooks_and_uninstall_restores_the_bytes(tmp_path: Pa
     assert file.read_text() == before and [p.name for p in file.parent.iterdir()] == ["settings.json"]
 
 
-def test_uninstall_keeps_what_changed_since(tmp_path: Path, env: dict[str, str]) -> None:
+def test_uninstall_keeps_later_changes(tmp_path: Path, env: dict[str, str]) -> None:
     file = tmp_path / ".cursor" / "hooks.json"
     config = load_config(env)
     hooks("install", ("cursor",), config, env)
@@ -71,7 +71,7 @@ def test_uninstall_keeps_what_changed_since(tmp_path: Path, env: dict[str, str])
     assert not (tmp_path / ".codex" / "hooks.json").exists()
 
 
-def test_a_hook_that_somebody_put_into_our_group_stays(tmp_path: Path, env: dict[str, str]) -> None:
+def test_uninstall_keeps_a_foreign_hook_in_our_group(tmp_path: Path, env: dict[str, str]) -> None:
     file, config = tmp_path / ".claude" / "settings.json", load_config(env)
     hooks("install", ("claude",), config, env)
     table = json.loads(file.read_text())
@@ -90,7 +90,7 @@ def test_a_hook_that_somebody_put_into_our_group_stays(tmp_path: Path, env: dict
         ".claude/plugins/cache/market/theirs/1.0/hooks/hooks.json",
     ],
 )
-def test_a_hook_that_answers_forms_is_named(
+def test_status_names_hooks_that_answer_forms(
     tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str, event: str
 ) -> None:
     file, project = tmp_path / name, tmp_path / "project"
@@ -107,7 +107,7 @@ def test_a_hook_that_answers_forms_is_named(
 
 
 @pytest.mark.parametrize("text", ["{ // comment\n}", "[]", '{"hooks": []}', '{"hooks": {"PreToolUse": {}}}'])
-def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: dict[str, str], text: str) -> None:
+def test_unsupported_settings_stay_untouched(tmp_path: Path, env: dict[str, str], text: str) -> None:
     file = tmp_path / ".claude" / "settings.json"
     file.parent.mkdir()
     file.write_text(text)
@@ -117,7 +117,7 @@ def test_settings_that_are_not_understood_are_not_touched(tmp_path: Path, env: d
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor"])
-def test_the_installed_hook_answers_in_the_clients_form(
+def test_installed_hook_answers_in_the_client_format(
     tmp_path: Path, env: dict[str, str], client: str, wording: Wording
 ) -> None:
     file = tmp_path / f".{client}" / ("settings.json" if client in {"claude", "gemini"} else "hooks.json")
@@ -160,7 +160,7 @@ def test_a_hook_of_an_older_install_is_stale(tmp_path: Path, env: dict[str, str]
     assert hooks("install", (), load_config(env), env).clients["claude"] == "installed"
 
 
-def test_status_says_what_the_guard_cannot_stop(
+def test_status_explains_what_the_guard_cannot_stop(
     env: dict[str, str], capsys: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     assert main.run(["hooks", "status", "--json"]) == 0
@@ -172,7 +172,7 @@ def test_status_says_what_the_guard_cannot_stop(
 
 @pytest.mark.parametrize("code", [1, 3, 126, 127, 137])
 @pytest.mark.parametrize("client", ["claude", "cursor"])
-def test_a_guard_that_fails_lets_nothing_pass(tmp_path: Path, env: dict[str, str], client: str, code: int) -> None:
+def test_failing_guard_blocks_every_call(tmp_path: Path, env: dict[str, str], client: str, code: int) -> None:
     assert main.run(["hooks", "install", "--client", client, "--json"]) == 0
     file = tmp_path / f".{client}" / ("settings.json" if client == "claude" else "hooks.json")
     entry = next(iter(json.loads(file.read_text())["hooks"].values()))[0]
@@ -196,7 +196,7 @@ def test_a_guard_that_cannot_start_is_not_installed(
     assert not (tmp_path / ".claude" / "settings.json").exists()
 
 
-def test_an_installation_of_the_copied_guard_is_replaced(tmp_path: Path, env: dict[str, str]) -> None:
+def test_copied_guard_installation_is_replaced(tmp_path: Path, env: dict[str, str]) -> None:
     config = load_config(env)
     folder = config.home / "hooks"
     folder.mkdir(parents=True)
@@ -220,14 +220,14 @@ def test_patterns_that_changed_since_the_install_are_stale(
     assert hooks("status", ("claude",), config, env).clients["claude"] == "stale"
 
 
-def test_cursor_asks_about_every_way_and_fails_closed(tmp_path: Path, env: dict[str, str]) -> None:
+def test_cursor_hooks_cover_every_event_and_fail_closed(tmp_path: Path, env: dict[str, str]) -> None:
     hooks("install", ("cursor",), load_config(env), env)
     events = json.loads((tmp_path / ".cursor" / "hooks.json").read_text())["hooks"]
     assert events.keys() == {"beforeShellExecution", "beforeMCPExecution", "preToolUse"}
     assert all(entry["failClosed"] is True for entries in events.values() for entry in entries)
 
 
-def test_gemini_counts_a_hooks_time_in_milliseconds(tmp_path: Path, env: dict[str, str]) -> None:
+def test_gemini_hook_timeout_is_in_milliseconds(tmp_path: Path, env: dict[str, str]) -> None:
     hooks("install", ("gemini",), load_config(env), env)
     (group,) = json.loads((tmp_path / ".gemini" / "settings.json").read_text())["hooks"]["BeforeTool"]
     assert group["hooks"][0]["timeout"] == 60_000
@@ -247,7 +247,7 @@ def bash(command: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_path: Path, env: dict[str, str]) -> None:
+def test_plugin_guard_writes_its_file_on_the_first_call(tmp_path: Path, env: dict[str, str]) -> None:
     file = tmp_path / "gw" / "hooks" / "guard.json"
     assert plugins_guard(env, call=bash("ls")).returncode == 0 and file.stat().st_mode & 0o077 == 0
     stopped = plugins_guard(env, call=bash("vastai destroy instance 1"))
@@ -257,7 +257,7 @@ def test_the_guard_of_a_plugin_writes_what_it_protects_at_its_first_call(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.attack("guard", "changes the plugin's copy of the guard, or which ledger the account's servers used")
-def test_a_plugins_guard_protects_its_folder_and_the_list_of_servers(tmp_path: Path, env: dict[str, str]) -> None:
+def test_plugin_guard_protects_its_folder_and_the_server_list(tmp_path: Path, env: dict[str, str]) -> None:
     cache = f"{tmp_path}/.claude/plugins/cache"
     for path in (f"{cache}/gpuwarden-marketplace/gpuwarden/0.1.0/hooks/hooks.json", running_servers.folder() / "x"):
         assert plugins_guard(env, call=bash(f"echo '{{}}' > {path}")).returncode == 2
@@ -266,7 +266,7 @@ def test_a_plugins_guard_protects_its_folder_and_the_list_of_servers(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_session_writes_the_guards_file_again(tmp_path: Path, env: dict[str, str]) -> None:
+def test_session_start_rewrites_the_guard_file(tmp_path: Path, env: dict[str, str]) -> None:
     file = tmp_path / "gw" / "hooks" / "guard.json"
     assert plugins_guard(env, "--place").returncode == 0
     file.write_text("{}")
@@ -274,7 +274,7 @@ def test_a_session_writes_the_guards_file_again(tmp_path: Path, env: dict[str, s
     assert plugins_guard(env, "--place").returncode == 0 and plugins_guard(env, call=bash("ls")).returncode == 0
 
 
-def test_status_does_not_claim_a_plugins_guard_without_asking_codex(tmp_path: Path, env: dict[str, str]) -> None:
+def test_plugin_guard_is_unconfirmed_without_asking_codex(tmp_path: Path, env: dict[str, str]) -> None:
     plugin = tmp_path / ".codex/plugins/cache/gpuwarden/gpuwarden/0.1.0"
     (plugin / "clients").mkdir(parents=True)
     (plugin / "clients/codex-hooks.json").write_text(json.dumps(plugin_hooks("codex")))
@@ -293,7 +293,7 @@ def test_status_does_not_claim_a_plugins_guard_without_asking_codex(tmp_path: Pa
 @pytest.mark.parametrize(
     "script", ["exit 1", 'echo \'{"id": 1, "result": {"data": []}}\'', "echo '[]'", "yes", "sleep 600; true"]
 )
-def test_a_codex_that_gives_no_answer_leaves_the_trust_unconfirmed(
+def test_codex_without_a_valid_answer_leaves_trust_unconfirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     codex = tmp_path / "codex"
@@ -305,7 +305,7 @@ def test_a_codex_that_gives_no_answer_leaves_the_trust_unconfirmed(
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini"])
-def test_a_plugins_hook_fails_closed_where_uv_is_missing(tmp_path: Path, client: str, wording: Wording) -> None:
+def test_plugin_hook_fails_closed_without_uv(tmp_path: Path, client: str, wording: Wording) -> None:
     table = plugin_hooks(client)["hooks"]
     command = table["BeforeTool" if client == "gemini" else "PreToolUse"][0]["hooks"][0]["command"]
     command = command.replace("${extensionPath}", "/somewhere")  # Gemini replaces it before a shell sees it
@@ -317,5 +317,5 @@ def test_a_plugins_hook_fails_closed_where_uv_is_missing(tmp_path: Path, client:
     assert "--no-sync" in command and "--no-sync" not in first, "a call that waits for a download would be late"
 
 
-def test_the_guard_ends_itself_before_a_client_lets_its_call_pass() -> None:
+def test_guard_ends_itself_before_the_client_timeout() -> None:
     assert guard.MOST_FIRST_S + guard.MOST_S < TIMEOUT_S

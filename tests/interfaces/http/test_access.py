@@ -56,7 +56,7 @@ async def status(parts: Serving, headers: dict[str, str], path: str = "/mcp", me
 
 
 @pytest.mark.attack("http", "calls every path without a token, or with one that is not one")
-async def test_no_path_answers_without_a_valid_token(server: Serving) -> None:
+async def test_paths_require_a_valid_token(server: Serving) -> None:
     wrong = ["", "Bearer ", "Bearer gwt_wrong", "Basic Z3c6Z3c=", "Bearer " + "x" * 5000, "Bearer \u00e9", "gwt_x"]
     paths = ["/", "/mcp", "/nothing", "/leave", "/enter/", "/enter/../mcp", "//enter", "/enter/x"]
     for secret in wrong:
@@ -69,7 +69,7 @@ async def test_no_path_answers_without_a_valid_token(server: Serving) -> None:
                     assert method == "HEAD" or answer.json()["code"] == "auth_failed"
 
 
-async def test_a_browser_gets_errors_as_a_page(server: Serving) -> None:
+async def test_browser_gets_errors_as_html(server: Serving) -> None:
     async with client(server, {"Accept": "text/html,*/*;q=0.8"}) as http:
         for path, status in (("/", 401), ("/enter?link=<b>used", 401)):
             answer = await http.get(path)
@@ -107,7 +107,7 @@ async def test_expired_revoked_and_foreign_tokens_are_refused(server: Serving, c
     assert await status(server, {"Authorization": f"Bearer {elsewhere}"}) == 401
 
 
-async def test_a_clock_that_was_put_back_opens_nothing(server: Serving, ctx: Context) -> None:
+async def test_token_is_refused_if_the_clock_was_set_back(server: Serving, ctx: Context) -> None:
     headers = bearer(server, "read")
     ctx.clock.ahead = -3_600.0  # type: ignore[attr-defined]
     assert await status(server, headers) == 401
@@ -143,7 +143,7 @@ async def test_reading_tools_need_read_and_spending_tools_need_submit(server: Se
 
 
 @pytest.mark.attack("http", "reads jobs with a token that only submits")
-async def test_jobs_are_read_only_with_a_token_that_reads(server: Serving) -> None:
+async def test_reading_jobs_needs_the_read_scope(server: Serving) -> None:
     async with client(server, JSON) as http:
         for scope, seen in (("submit", False), ("read", True)):
             headers = bearer(server, scope, name=scope)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ async def test_jobs_are_read_only_with_a_token_that_reads(server: Serving) -> No
 
 
 @pytest.mark.attack("http", "looks through this machine's files with a token that reads")
-async def test_a_token_that_reads_sees_no_files_elsewhere(
+async def test_read_token_cannot_verify_files_outside_the_folder(
     server: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, outside = tmp_path / "work" / "model", tmp_path / "diary"
@@ -270,13 +270,13 @@ async def test_a_one_time_link_opens_a_session_that_only_reads(server: Serving) 
         ("", "/"),
     ],
 )
-async def test_a_link_loads_a_page_of_this_server_only(server: Serving, to: str, loaded: str) -> None:
+async def test_link_loads_only_pages_of_this_server(server: Serving, to: str, loaded: str) -> None:
     async with client(server) as http:
         answer = await http.get("/enter", params={"link": server.tokens.create_link(), "to": to})
         assert answer.status_code == 200 and f'content="0;url={loaded}"><a href="{loaded}">' in answer.text
 
 
-async def test_servers_of_two_ports_keep_their_sessions_apart(ctx: Context) -> None:
+async def test_servers_on_two_ports_keep_separate_sessions(ctx: Context) -> None:
     async with serving(ctx) as one, serving(ctx, Settings(port=8742)) as other:
         async with client(one) as http:
             await http.get("/enter", params={"link": one.tokens.create_link()})
@@ -289,7 +289,7 @@ async def test_servers_of_two_ports_keep_their_sessions_apart(ctx: Context) -> N
 
 
 @pytest.mark.attack("http", "lets every browser page try links, so that nobody else gets in")
-async def test_a_wrong_link_waits_for_nothing(server: Serving) -> None:
+async def test_wrong_link_is_refused_without_waiting_for_the_lock(server: Serving) -> None:
     link = server.tokens.create_link()
     with FileLock(server.ctx.home / "locks" / "access.lock"):
         async with client(server) as http:
@@ -299,7 +299,7 @@ async def test_a_wrong_link_waits_for_nothing(server: Serving) -> None:
 
 
 @pytest.mark.attack("http", "makes a person's browser post from a foreign page")
-async def test_a_session_changes_nothing_from_elsewhere(server: Serving) -> None:
+async def test_session_rejects_requests_from_other_sites(server: Serving) -> None:
     async with client(server) as http:
         await http.get("/enter", params={"link": server.tokens.create_link()})
         for headers in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": BASE, "Sec-Fetch-Site": "same-site"}):
@@ -323,7 +323,7 @@ async def test_links_and_sessions_end_and_are_bounded(server: Serving, ctx: Cont
 # ------------------------------------------------------------------------------------------------------- the file
 
 
-def test_the_file_keeps_digests_and_only_the_owner_reads_it(ctx: Context) -> None:
+def test_token_file_is_private_and_keeps_only_digests(ctx: Context) -> None:
     store = TokenStore(ctx.home, ctx.clock)
     grant, secret = store.create("laptop", ("read", "submit", "read"), 30)
     file = ctx.home / FILE
@@ -340,7 +340,7 @@ def test_the_file_keeps_digests_and_only_the_owner_reads_it(ctx: Context) -> Non
         store.revoke("laptop")
 
 
-async def test_a_file_that_cant_be_read_lets_nobody_in_and_its_path_is_no_answer(ctx: Context) -> None:
+async def test_unreadable_token_file_denies_access_without_showing_its_path(ctx: Context) -> None:
     store = TokenStore(ctx.home, ctx.clock)
     secret = store.create("laptop", ("read",), 30)[1]
     assert store.principal(secret) is not None
@@ -355,7 +355,7 @@ async def test_a_file_that_cant_be_read_lets_nobody_in_and_its_path_is_no_answer
 
 
 @pytest.mark.attack("http", "looks for tokens in the ledger, the logs and the state folder")
-async def test_no_secret_is_in_the_ledger_the_logs_or_the_state_folder(
+async def test_secrets_never_reach_the_ledger_logs_or_state_folder(
     server: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -53,7 +53,7 @@ async def world(tmp_path: Path) -> World:
 # ------------------------------------------------------------------------------------------------------- access
 
 
-async def test_the_page_shows_the_facts_of_the_terminal_and_its_command(world: World) -> None:
+async def test_page_shows_the_same_facts_and_command_as_the_terminal(world: World) -> None:
     async with entered(world.ctx) as (_, http):
         page = (await http.get("/approve/r7mixt")).text
     for text in ("mixtral-sft", "runpod", "$23.92/h", "$287.00", "gpuwarden approve r7mixt"):
@@ -62,7 +62,7 @@ async def test_the_page_shows_the_facts_of_the_terminal_and_its_command(world: W
 
 
 @pytest.mark.attack("page", "A job's name, platform and store carry markup into the question and the terminal")
-async def test_names_in_a_question_are_text(world: World) -> None:
+async def test_names_in_a_question_are_escaped(world: World) -> None:
     world.add("receipt/revil", ReceiptIssued(
         spec_digest="", facts_digest="", expires_at=world.clock.now() + 600, name=EVIL, platform="runpod",
         ask="above the cap\x1b[2J", artifact_store=f"s3://{EVIL}", price=9.0,
@@ -78,7 +78,7 @@ async def test_names_in_a_question_are_text(world: World) -> None:
 
 
 @pytest.mark.attack("page", "An agent presents its bearer token to the routes that approve")
-async def test_no_token_reaches_what_approves(world: World) -> None:
+async def test_tokens_cannot_use_approval_routes(world: World) -> None:
     register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
     async with serving(world.ctx) as parts, client(parts, bearer(parts, "read", "submit") | FROM_PAGE) as http:
         for method, path in (
@@ -101,7 +101,7 @@ async def test_no_token_reaches_what_approves(world: World) -> None:
         FROM_PAGE | {"content-type": "application/x-www-form-urlencoded"},
     ],
 )
-async def test_no_other_page_can_post(world: World, headers: dict[str, str]) -> None:
+async def test_other_pages_cannot_post_an_approval(world: World, headers: dict[str, str]) -> None:
     register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
     async with entered(world.ctx) as (parts, http):
         digest = await shown_digest(http, "r7mixt")
@@ -118,7 +118,7 @@ async def test_no_other_page_can_post(world: World, headers: dict[str, str]) -> 
 # -------------------------------------------------------------------------------------------------- signed facts
 
 
-async def test_only_the_facts_that_are_true_now_are_signed(world: World) -> None:
+async def test_only_the_current_facts_are_signed(world: World) -> None:
     register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
     async with entered(world.ctx) as (_, http):
         shown = await shown_digest(http, "r7mixt")
@@ -147,14 +147,14 @@ async def test_an_answer_that_no_passkey_signed_approves_nothing(world: World) -
     assert world.ctx.ledger.last("passkey/laptop", PasskeyUsed) is None
 
 
-async def test_a_policy_without_the_page_takes_no_approval_there(world: World) -> None:
+async def test_policy_without_the_page_channel_refuses_page_approval(world: World) -> None:
     register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
     world.ctx.policy = world.ctx.policy.model_copy(update={"approval": Approval(channels=("terminal",))})
     async with entered(world.ctx) as (_, http):
         assert (await asked(http, "r7mixt", "e" * 71)).json()["code"] == "refused"
 
 
-async def test_an_address_without_a_name_is_sent_to_localhost(world: World) -> None:
+async def test_ip_address_is_pointed_to_localhost(world: World) -> None:
     register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
     async with entered(world.ctx) as (_, http):
         moved = {"host": "127.0.0.1:8741", "origin": "http://127.0.0.1:8741"}
@@ -163,7 +163,7 @@ async def test_an_address_without_a_name_is_sent_to_localhost(world: World) -> N
     assert answer.status_code == 403 and "http://localhost:8741" in answer.json()["hint"]
 
 
-async def test_a_price_that_rose_is_signed_with_its_facts_too(world: World) -> None:
+async def test_raised_price_is_signed_with_its_current_facts(world: World) -> None:
     register(world.ctx, allowed(world.ctx, allow(world.ctx, "laptop", "user x")), REGISTERED)
     rose = ReceiptIssued(
         spec_digest="", facts_digest="", expires_at=world.clock.now() + 60, name="late", platform="vastai",
@@ -179,7 +179,7 @@ async def test_a_price_that_rose_is_signed_with_its_facts_too(world: World) -> N
 
 
 @pytest.mark.attack("page", "An approval on the page replaces what a person ordered with the first one")
-async def test_a_spending_that_is_approved_is_not_asked_about_again(world: World) -> None:
+async def test_approved_spending_is_not_asked_about_again(world: World) -> None:
     ctx = world.ctx
     register(ctx, allowed(ctx, allow(ctx, "laptop", "user x")), REGISTERED)
     async with entered(ctx) as (_, http):
@@ -192,7 +192,7 @@ async def test_a_spending_that_is_approved_is_not_asked_about_again(world: World
 # ------------------------------------------------------------------------------------------------- registering
 
 
-async def test_a_code_registers_one_passkey_once_within_minutes(world: World) -> None:
+async def test_registration_code_works_once_and_expires(world: World) -> None:
     ctx = world.ctx
     code = allow(ctx, "laptop", "user x")
     for wrong in ("", "AAAA-AAAA-AAAA-AAAA", code[:-1]):
@@ -224,7 +224,7 @@ async def send(http: httpx2.AsyncClient, ticket: str, code: object, digest: str 
     return dict((await http.post(f"/approve/{ticket}/code.json", json=body)).json())
 
 
-async def test_a_code_of_the_terminal_approves_the_shown_facts_once(world: World) -> None:
+async def test_terminal_code_approves_the_shown_facts_once(world: World) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
         mark, digest = await mark_of(http, "r7mixt"), await shown_digest(http, "r7mixt")
@@ -245,7 +245,7 @@ async def test_a_code_of_the_terminal_approves_the_shown_facts_once(world: World
 
 
 @pytest.mark.attack("page", "An agent sees a person's code and sends it from a browser session of its own")
-async def test_a_code_is_worthless_in_another_session_and_for_another_ticket(world: World) -> None:
+async def test_code_is_refused_in_another_session_or_for_another_ticket(world: World) -> None:
     ctx = world.ctx
     rose = ReceiptIssued(
         spec_digest="", facts_digest="", expires_at=world.clock.now() + 600, name="late", platform="vastai",
@@ -283,7 +283,7 @@ async def test_five_wrong_codes_void_the_right_one(world: World, wording: Wordin
 
 
 @pytest.mark.slow
-async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World, wording: Wording) -> None:
+async def test_code_ends_with_time_changed_facts_or_a_newer_code(world: World, wording: Wording) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
         mark = await mark_of(http, "r7mixt")
@@ -302,7 +302,7 @@ async def test_a_code_ends_with_its_time_its_facts_and_a_newer_one(world: World,
 
 
 @pytest.mark.slow
-async def test_a_no_a_wrong_pin_or_an_unknown_page_gets_no_code(world: World) -> None:
+async def test_refusal_wrong_pin_or_unknown_page_gets_no_code(world: World) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
         mark = await mark_of(http, "r7mixt")
@@ -320,7 +320,7 @@ async def test_a_no_a_wrong_pin_or_an_unknown_page_gets_no_code(world: World) ->
 
 @pytest.mark.attack("page", "A policy that takes passkeys only is opened by a code of a terminal")
 @pytest.mark.parametrize("channels", [("page",), ("terminal",), ()])
-async def test_a_code_takes_both_of_its_channels(world: World, channels: Any) -> None:
+async def test_code_needs_the_page_and_terminal_channels(world: World, channels: Any) -> None:
     ctx = world.ctx
     async with entered(ctx) as (_, http):
         mark = await mark_of(http, "r7mixt")
@@ -334,7 +334,7 @@ async def test_a_code_takes_both_of_its_channels(world: World, channels: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.attack("page", "An agent runs the command that shows a code, and reads its output")
-async def test_without_a_terminal_no_code_is_shown(tmp_path: Path) -> None:
+async def test_code_is_shown_only_at_a_terminal(tmp_path: Path) -> None:
     home = tmp_path / "home"
     ctx = quick_warden(home)
     life = Life(ctx)
@@ -358,9 +358,7 @@ async def test_without_a_terminal_no_code_is_shown(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 @pytest.mark.real("chromium")
-async def test_a_person_approves_the_end_of_a_machine_with_a_passkey(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_passkey_approves_the_teardown_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("chromium", CHROMIUM is not None)
     monkeypatch.chdir(tmp_path)
     ctx = quick_warden(tmp_path / "home")
@@ -405,7 +403,7 @@ async def test_a_person_approves_the_end_of_a_machine_with_a_passkey(
 
 @pytest.mark.prove
 @pytest.mark.real("chromium")
-async def test_a_person_approves_the_end_of_a_machine_with_a_code_of_the_terminal(
+async def test_terminal_code_approves_the_teardown_of_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("chromium", CHROMIUM is not None)
@@ -434,7 +432,7 @@ async def test_a_person_approves_the_end_of_a_machine_with_a_code_of_the_termina
 
 @pytest.mark.slow
 @pytest.mark.real("chromium")
-async def test_a_spending_is_approved_with_a_passkey_and_its_facts_only(world: World) -> None:
+async def test_passkey_approves_spending_only_with_current_facts(world: World) -> None:
     need("chromium", CHROMIUM is not None)
     async with opened(world) as window:
         page = window.page

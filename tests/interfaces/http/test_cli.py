@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.attack("http", "makes itself a token from an agent's shell")
-def test_without_a_terminal_there_is_no_token(home: Path, wording: Wording) -> None:
+def test_token_is_not_created_without_a_terminal(home: Path, wording: Wording) -> None:
     for words in (("token", "create", "mine"), ("token", "create", "mine", "--scope", "submit", "--json")):
         done = gpuwarden(home, *words, stdin="yes\n")
         assert done.returncode == 1 and not SECRET.search(done.stdout + done.stderr)
@@ -42,7 +42,7 @@ def test_without_a_terminal_there_is_no_token(home: Path, wording: Wording) -> N
 
 
 @pytest.mark.slow
-def test_a_person_makes_lists_and_revokes_a_token(home: Path, wording: Wording) -> None:
+def test_token_is_created_listed_and_revoked(home: Path, wording: Wording) -> None:
     says = {"yes": "yes"}
     code, shown = at_terminal(home, "token", "create", "laptop", "--scope", "read", "--scope", "submit", says=says)
     assert code == 0, shown
@@ -64,7 +64,7 @@ def test_a_person_makes_lists_and_revokes_a_token(home: Path, wording: Wording) 
 
 
 @pytest.mark.anyio
-async def test_no_and_a_wrong_pin_make_no_token(home: Path, tmp_path: Path) -> None:
+async def test_refusal_or_wrong_pin_creates_no_token(home: Path, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(f'[approval]\npin_hash = "{hash_pin("2468")}"\n')
     ctx = quick_warden(home)
     for answers in (("no",), ("yes", "1111")):
@@ -77,7 +77,7 @@ async def test_no_and_a_wrong_pin_make_no_token(home: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_serve_answers_dashboard_gets_in_and_a_second_server_is_refused(home: Path, wording: Wording) -> None:
+def test_dashboard_link_enters_the_server_and_a_second_server_is_refused(home: Path, wording: Wording) -> None:
     assert answer(gpuwarden(home, "dashboard", "--json"))["code"] == "not_found"
     with subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", "serve", "--port", "0"], env=environment(home), stderr=subprocess.PIPE,
@@ -115,7 +115,7 @@ def test_serve_answers_dashboard_gets_in_and_a_second_server_is_refused(home: Pa
 
 
 @pytest.mark.slow
-def test_an_address_that_others_reach_needs_tls(home: Path, wording: Wording) -> None:
+def test_externally_reachable_address_needs_tls(home: Path, wording: Wording) -> None:
     done = gpuwarden(home, "serve", "--host", "0.0.0.0")
     assert done.returncode == 2
     wording(" ".join((done.stdout + done.stderr).split()))

@@ -68,7 +68,7 @@ def key(parts: Serving, job: str = "j1") -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------------- reports
 
 
-async def test_points_are_stored_before_they_are_answered_and_once(server: Serving) -> None:
+async def test_points_are_stored_once_before_the_reply(server: Serving) -> None:
     body = {"job_id": "j1", "metrics": [POINT, {**POINT, "step": 101, "train_loss": float("nan")}]}
     async with client(server, token(server)) as http:
         answer = await http.post(METRICS, content=json.dumps(body))
@@ -82,7 +82,7 @@ async def test_points_are_stored_before_they_are_answered_and_once(server: Servi
 
 
 @pytest.mark.attack("metrics", "posts another job's metrics and alerts, with its own keys or another's")
-async def test_a_job_reports_only_of_itself(server: Serving) -> None:
+async def test_job_reports_only_about_itself(server: Serving) -> None:
     body = {"job_id": "j2", "metrics": [POINT]}
     async with client(server) as http:
         answers = [
@@ -115,7 +115,7 @@ async def test_a_job_reports_only_of_itself(server: Serving) -> None:
         (ALERTS, {**ALERT, "type": "job_exploded"}, "type", "unknown_alert_type"),
     ],
 )  # fmt: skip
-async def test_one_clear_answer_to_each_malformed_post(
+async def test_malformed_post_gets_one_clear_error(
     server: Serving, path: str, body: Any, field: str, problem: str
 ) -> None:
     headers = token(server) if path == METRICS else key(server)
@@ -166,7 +166,7 @@ async def test_keys_of_jobs_that_are_unknown_or_ended_long_ago_are_refused(serve
 
 
 @pytest.mark.attack("http", "asks for its own status all the time, so that nobody else can look at it")
-async def test_a_job_that_asks_all_the_time_costs_one_look(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_status_requests_share_one_check(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
 
     async def look(ctx: Context, job_id: str, *, limit: int) -> Checked:
@@ -186,7 +186,7 @@ async def test_a_job_that_asks_all_the_time_costs_one_look(server: Serving, monk
     assert answers == [200] * 50 and looked == ["j1"]
 
 
-async def test_alerts_are_kept_once_without_secrets_and_bounded(server: Serving) -> None:
+async def test_alerts_are_stored_once_without_secrets(server: Serving) -> None:
     body = {**ALERT, "type": "gpu_oom", "error_message": "CUDA out\nof memory hf_" + "a" * 34, "duration": 3600000}
     async with client(server, key(server)) as http:
         for _ in range(2):
@@ -198,7 +198,7 @@ async def test_alerts_are_kept_once_without_secrets_and_bounded(server: Serving)
 
 
 @pytest.mark.attack("http", "posts alerts that are deep, long, or full of what no alert has")
-async def test_what_an_alert_does_not_have_is_not_even_cleaned(
+async def test_unknown_alert_fields_are_dropped_before_redaction(
     server: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleaned = []
@@ -245,7 +245,7 @@ async def test_a_deployment_goes_through_the_gates(server: Serving) -> None:
 
 
 @pytest.mark.attack("http", "names a receipt that no file can store, so that the ledger is called damaged")
-async def test_an_id_that_is_not_text_is_not_found(server: Serving) -> None:
+async def test_id_with_a_lone_surrogate_is_not_found(server: Serving) -> None:
     async with client(server, bearer(server, "submit")) as http:
         body = json.dumps({**JOB, "platform": "rehearsal/runpod", "receipt": "r\ud800"})
         answer = await http.post("/api/training/deploy/rehearsal/runpod", content=body)
@@ -279,7 +279,7 @@ async def test_a_deployment_that_a_rule_refuses_names_its_findings(server: Servi
 # ------------------------------------------------------------------------------------------------------------ events
 
 
-async def test_a_stream_shows_state_points_alerts_and_moves(ctx: Context) -> None:
+async def test_stream_delivers_state_changes_alerts_and_points(ctx: Context) -> None:
     live = Live(ctx)
     with live.following("j1") as one, live.following("j2") as other:
         assert [e["type"] for e in await one.take()] == ["state"]
@@ -303,7 +303,7 @@ async def test_a_stream_shows_state_points_alerts_and_moves(ctx: Context) -> Non
         assert [e["type"] for e in await other.take()] == ["state"]
 
 
-async def test_a_client_that_comes_back_gets_what_it_missed(ctx: Context) -> None:
+async def test_reconnecting_client_gets_missed_events(ctx: Context) -> None:
     live = Live(ctx)
     with live.following("j1") as one:
         before = str(one.place)
@@ -317,7 +317,7 @@ async def test_a_client_that_comes_back_gets_what_it_missed(ctx: Context) -> Non
 
 
 @pytest.mark.attack("http", "opens streams and reads none of them")
-async def test_a_slow_client_costs_a_bounded_amount_and_loses_nothing(
+async def test_slow_client_queue_is_bounded_and_loses_no_alert(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     live, count = Live(ctx), 3 * live_events.MAX_WAITING
@@ -341,9 +341,7 @@ async def test_a_slow_client_costs_a_bounded_amount_and_loses_nothing(
 
 
 @pytest.mark.attack("http", "opens streams with one token until nobody else gets one")
-async def test_one_token_takes_its_share_of_streams_only(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
-) -> None:
+async def test_streams_per_token_are_limited(ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     monkeypatch.setattr(live_events, "MAX_EACH", 2)
     live = Live(ctx)
     with live.following("j1", who="a"), live.following("j2", who="a"):
@@ -357,7 +355,7 @@ async def test_one_token_takes_its_share_of_streams_only(
     assert live._subscribers == []
 
 
-async def test_neither_the_status_nor_the_stream_shows_a_secret(server: Serving) -> None:
+async def test_status_and_stream_never_show_a_secret(server: Serving) -> None:
     secret = "s3cr3t-value-of-mine"
     server.ctx.env = {**server.ctx.env, "HF_TOKEN": secret}
     server.ctx.ledger.add("job/j1", JobFailed(why=f"login with {secret} was refused"))

@@ -112,7 +112,7 @@ async def steps(following: Next, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind) -> None:
+async def test_reconnecting_client_continues_where_it_stopped(ctx: Context, kind: Kind) -> None:
     with listening(ctx) as (parts, port):
         headers = bearer(parts, "read")
         async with followed(kind, port, headers) as following:
@@ -138,9 +138,7 @@ async def test_whoever_comes_back_goes_on_where_it_was(ctx: Context, kind: Kind)
             assert await steps(following, 1) == [700], "a place of another ledger hides nothing"
 
 
-async def test_a_queue_that_is_emptied_during_a_poll_gets_all_alerts(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_emptied_during_a_poll_gets_all_alerts(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next poll returns the rest of a truncated query, even if nothing is written in between."""
     live, stored, taken = Live(ctx), ctx.metrics.alerts, 0
 
@@ -181,7 +179,7 @@ async def test_a_poll_that_fails_is_repeated(ctx: Context, monkeypatch: pytest.M
 
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_killed_server_costs_an_open_stream_nothing(tmp_path: Path, ctx: Context, kind: Kind) -> None:
+async def test_killed_server_loses_no_stream_events(tmp_path: Path, ctx: Context, kind: Kind) -> None:
     home = tmp_path / "home"
     headers = {"Authorization": f"Bearer {TokenStore(ctx.home, ctx.clock).create('viewer', ['read'], 1)[1]}"}
     with served(home) as (process, port):
@@ -200,7 +198,7 @@ async def test_a_killed_server_costs_an_open_stream_nothing(tmp_path: Path, ctx:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_that_ends_says_so_to_its_streams(ctx: Context, kind: Kind) -> None:
+async def test_stopping_server_closes_its_streams_properly(ctx: Context, kind: Kind) -> None:
     entered, left = anyio.Event(), anyio.Event()
     told: list[str] = []
 
@@ -227,7 +225,7 @@ async def test_a_server_that_ends_says_so_to_its_streams(ctx: Context, kind: Kin
 
 @pytest.mark.attack("http", "follows a job with no token, another's, a job's own key, or from another page")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_only_a_reader_follows(ctx: Context, kind: Kind) -> None:
+async def test_only_authorized_readers_can_follow(ctx: Context, kind: Kind) -> None:
     with listening(ctx) as (parts, port):
         read = bearer(parts, "read")
         for headers in (
@@ -248,7 +246,7 @@ async def test_only_a_reader_follows(ctx: Context, kind: Kind) -> None:
 
 @pytest.mark.attack("http", "opens many streams at once with one token")
 @pytest.mark.parametrize(("kind", "refusal"), [("sse", 503), ("websocket", 403)])
-async def test_streams_beyond_the_limit_are_refused_also_if_all_come_at_once(
+async def test_simultaneous_streams_beyond_the_limit_are_refused(
     ctx: Context, kind: Kind, refusal: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "MAX_EACH", 2)
@@ -279,7 +277,7 @@ async def test_streams_beyond_the_limit_are_refused_also_if_all_come_at_once(
 @pytest.mark.slow
 @pytest.mark.attack("http", "keeps a stream of events open after its token was revoked")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_revoked_token_ends_its_stream_and_no_other(
+async def test_revoked_token_ends_only_its_own_stream(
     ctx: Context, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuwarden.interfaces.http.serving.RECHECK_S", 0.05)
@@ -297,7 +295,7 @@ async def test_a_revoked_token_ends_its_stream_and_no_other(
 @pytest.mark.slow
 @pytest.mark.attack("http", "opens a stream of events and never reads it")
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_does_not_read_is_dropped_and_delays_nobody(
+async def test_client_that_does_not_read_is_dropped_without_delaying_others(
     ctx: Context, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listen = running.listen
@@ -329,7 +327,7 @@ async def test_who_does_not_read_is_dropped_and_delays_nobody(
 
 
 @pytest.mark.slow
-async def test_what_a_client_of_a_websocket_sends_changes_nothing(ctx: Context) -> None:
+async def test_websocket_client_messages_change_nothing(ctx: Context) -> None:
     with listening(ctx) as (parts, port):
         headers = bearer(parts, "read")
         async with connect(f"ws://localhost:{port}{PATH}", additional_headers=headers, proxy=None) as line:

@@ -51,7 +51,7 @@ async def views(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
-async def test_a_view_is_sent_when_it_differs_and_not_for_what_a_meter_counts(streams: Following) -> None:
+async def test_view_is_sent_only_if_more_than_clocks_and_meters_changed(streams: Following) -> None:
     source = Source()
     seen = views(streams.lines("/now.events", "s", source))
     async with anyio.create_task_group() as tasks:
@@ -68,7 +68,7 @@ async def test_a_view_is_sent_when_it_differs_and_not_for_what_a_meter_counts(st
         tasks.cancel_scope.cancel()
 
 
-async def test_all_windows_share_one_view_and_without_windows_none_is_made(streams: Following) -> None:
+async def test_windows_share_one_view_and_no_view_is_made_without_windows(streams: Following) -> None:
     source = Source()
     windows = [streams.lines("/now.events", f"s{n}", source) for n in range(5)]
     for one in windows:
@@ -83,7 +83,7 @@ async def test_all_windows_share_one_view_and_without_windows_none_is_made(strea
     assert source.made == 1
 
 
-async def test_each_state_of_jobs_has_its_own_view(tmp_path: Path) -> None:
+async def test_each_job_state_has_its_own_view(tmp_path: Path) -> None:
     with listening(busy_world(tmp_path / "home").ctx) as (parts, port):
         headers = bearer(parts, "read")
         async with httpx2.AsyncClient(base_url=f"http://localhost:{port}", headers=headers) as http:
@@ -107,7 +107,7 @@ async def test_a_slow_reader_gets_the_newest_view_only(streams: Following) -> No
     await lines.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_view_that_fails_for_a_moment_ends_no_stream(streams: Following) -> None:
+async def test_failing_view_does_not_stop_other_streams(streams: Following) -> None:
     async def failing() -> dict[str, Any]:
         raise DiskError("the disk is full")
 
@@ -122,7 +122,7 @@ async def test_a_view_that_fails_for_a_moment_ends_no_stream(streams: Following)
 @pytest.mark.slow
 @pytest.mark.attack("http", "opens streams until no page of anybody else is followed")
 @pytest.mark.parametrize("broken", [ValueError("a text that nobody foresaw"), float("nan"), float("inf")])
-async def test_a_page_that_breaks_ends_no_other_page_and_not_the_server(streams: Following, broken: object) -> None:
+async def test_broken_page_ends_neither_other_pages_nor_the_server(streams: Following, broken: object) -> None:
     """The task that makes views belongs to the server: if it ended, the server would end."""
     made = 0
 
@@ -145,7 +145,7 @@ async def test_a_page_that_breaks_ends_no_other_page_and_not_the_server(streams:
 
 
 @pytest.mark.slow
-async def test_one_session_takes_its_share_of_streams_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_limited_per_token_and_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_EACH", 2)
     monkeypatch.setattr(module, "MAX_STREAMS", 3)
     with listening(busy_world(tmp_path / "home").ctx) as (parts, port):
@@ -174,7 +174,7 @@ async def test_one_session_takes_its_share_of_streams_only(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-async def test_who_may_follow(tmp_path: Path) -> None:
+async def test_following_needs_the_read_scope_and_the_own_origin(tmp_path: Path) -> None:
     async with serving(busy_world(tmp_path / "home").ctx) as parts, client(parts) as http:
         submit, read = bearer(parts, "submit", name="s"), bearer(parts, "read", name="r")
         for path in ("/now.events", "/jobs/jlive.events"):
@@ -186,7 +186,7 @@ async def test_who_may_follow(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-async def test_a_view_of_ten_thousand_jobs_costs_in_proportion_to_them_and_stays_short(
+async def test_view_cost_is_proportional_to_jobs_and_its_size_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few, _ = await cost_of_a_view(tmp_path / "few", 1_000, monkeypatch)
@@ -216,7 +216,7 @@ async def nothing_yet(patience_s: float = 0.0) -> None:
     """Stand in for a round over the platforms that hasn't ended."""
 
 
-async def test_making_views_pauses_for_longer_than_it_took(streams: Following, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_exceeds_the_time_to_make_views(streams: Following, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     source, clock = Source(), [0.0]
 

@@ -105,7 +105,7 @@ async def test_two_hosts_are_ambiguous_so_neither_counts(server: Serving) -> Non
 
 
 @pytest.mark.attack("http", "sends a Host that other programs read differently")
-async def test_a_host_that_is_not_a_host_and_port_is_refused(server: Serving) -> None:
+async def test_malformed_host_is_refused(server: Serving) -> None:
     odd = (
         "evil.example@localhost", "localhost@evil.example", "evil.example#@localhost:8741", "[::1", "[::1]x", "::1",
         "localhost.", "localhost/", "localhost:8741:1", "localhost:x", "localhost evil.example", "http://localhost",
@@ -160,7 +160,7 @@ async def test_a_large_body_is_refused_before_it_is_read(server: Serving) -> Non
 
 
 @pytest.mark.attack("http", "holds a request open with a body that never ends")
-async def test_a_body_that_does_not_come_is_not_waited_for(ctx: Context) -> None:
+async def test_missing_body_times_out(ctx: Context) -> None:
     async with serving(ctx, Settings(body_s=0.05)) as parts:
         sent = await raw(parts, Body(1, b'{"jsonrpc":', stalls=True))
         assert sent[0]["status"] == 408
@@ -169,13 +169,13 @@ async def test_a_body_that_does_not_come_is_not_waited_for(ctx: Context) -> None
 
 
 @pytest.mark.attack("http", "asks and never reads the answer")
-async def test_a_client_that_does_not_read_is_left(ctx: Context) -> None:
+async def test_client_that_does_not_read_is_dropped(ctx: Context) -> None:
     async with serving(ctx, Settings(send_s=0.05)) as parts:
         sent = await raw(parts, Body(1, b"{}"), deaf=True)
         assert sent == []
 
 
-async def test_odd_bodies_are_answered(server: Serving) -> None:
+async def test_malformed_bodies_get_a_client_error(server: Serving) -> None:
     async with client(server, bearer(server, "read") | JSON) as http:
         for content in (
             b"",
@@ -196,7 +196,7 @@ async def test_odd_bodies_are_answered(server: Serving) -> None:
         }
 
 
-async def test_too_many_headers_are_refused_and_a_crash_says_nothing(
+async def test_too_many_headers_are_refused_and_a_crash_reveals_nothing(
     server: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent = await raw(server, Body(1, b"{}"), *((f"x-{n}", "1") for n in range(120)))
@@ -213,7 +213,7 @@ async def test_too_many_headers_are_refused_and_a_crash_says_nothing(
 
 
 @pytest.mark.attack("http", "leaves the routes' folders by dots, slashes and encodings")
-async def test_a_path_leads_nowhere_else(server: Serving) -> None:
+async def test_path_traversal_reaches_no_file(server: Serving) -> None:
     for path in (
         "/mcp/../../etc/passwd",
         "/..%2f..%2fetc/passwd",
@@ -246,7 +246,7 @@ def said(port: int, *blocks: bytes) -> bytes:
 
 
 @pytest.mark.attack("http", "opens connections and sends headers slowly, without an end, or smuggles a request")
-def test_connections_whose_headers_do_not_end_are_hung_up_on(ctx: Context) -> None:
+def test_connections_with_unfinished_headers_are_closed(ctx: Context) -> None:
     with listening(ctx, header_s=0.3) as (parts, port):
         head = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\n"
         assert said(port) == b"", "a connection that says nothing"
@@ -261,7 +261,7 @@ def test_connections_whose_headers_do_not_end_are_hung_up_on(ctx: Context) -> No
         assert said(port, head, *[b"X-Pad: " + b"a" * 8_000 + b"\r\n"] * 12)[:13] in {b"", b"HTTP/1.1 400 "}
 
 
-def test_one_server_runs_over_a_ledger_and_is_found(ctx: Context) -> None:
+def test_only_one_server_runs_per_ledger_and_can_be_found(ctx: Context) -> None:
     with pytest.raises(NotFound):
         running_server(ctx.home)
     with recorded(ctx.home, "http://localhost:1234"):
@@ -275,7 +275,7 @@ def test_one_server_runs_over_a_ledger_and_is_found(ctx: Context) -> None:
 
 
 @pytest.mark.attack("http", "listens on ::1, where a browser looks for localhost first")
-def test_the_same_port_of_the_other_loopback_address_is_taken_too() -> None:
+def test_same_port_is_taken_on_the_ipv6_loopback_too() -> None:
     with running.listen("127.0.0.1", 0) as listener:
         other = running.listen_on_ipv6(listener)
         if other is None:
@@ -286,7 +286,7 @@ def test_the_same_port_of_the_other_loopback_address_is_taken_too() -> None:
                 running.listen_on_ipv6(listener)
 
 
-async def test_a_watch_that_dies_is_started_again(tmp_path: Path) -> None:
+async def test_killed_watch_is_restarted(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     code = f"import os, time; open({str(starts)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     begun: list[int] = []
@@ -304,7 +304,7 @@ async def test_a_watch_that_dies_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_watch_whose_server_was_killed_gives_way_to_the_next_one(ctx: Context) -> None:
+async def test_watch_of_a_killed_server_yields_to_the_next_server(ctx: Context) -> None:
     gone = os.getpid()  # not the parent of this process
     with anyio.move_on_after(0.2) as alone:
         await replaced(ctx.home, gone, 0.01)
@@ -316,6 +316,6 @@ async def test_a_watch_whose_server_was_killed_gives_way_to_the_next_one(ctx: Co
     assert beside.cancelled_caught, "its own server runs"
 
 
-def test_every_route_is_protected_and_reading_ones_can_be_built_twice(ctx: Context) -> None:
+def test_application_builds_with_every_route_protected(ctx: Context) -> None:
     paths = {getattr(route, "path", "") for route in build(Serving.over(ctx)).routes}
     assert {"/mcp", "/enter", "/leave"} <= paths

@@ -29,7 +29,7 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_life_over_http_ends_with_a_yes_that_the_client_claims(ctx: Context, mode: str) -> None:
+async def test_lifecycle_over_http_ends_with_an_approval_by_elicitation(ctx: Context, mode: str) -> None:
     person = Person(says(True))
     with listening(ctx) as (parts, _):
         headers = bearer(parts, "read", "submit", name="laptop")
@@ -79,9 +79,7 @@ def listening_stream(parts: Serving, headers: dict[str, str]) -> Iterator[Iterat
         yield blocks
 
 
-async def test_a_server_that_ends_closes_its_open_streams_at_once(
-    ctx: Context, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stopping_server_closes_its_open_streams_at_once(ctx: Context, caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
         with listening(ctx) as (parts, _):
             blocks = stack.enter_context(listening_stream(parts, bearer(parts, "read")))
@@ -121,7 +119,7 @@ async def ping(http: httpx2.AsyncClient, headers: dict[str, str]) -> int:
 
 
 @pytest.mark.attack("http", "opens sessions until no other client gets one")
-async def test_a_token_that_opens_many_sessions_closes_only_its_own_idlest(
+async def test_session_limit_closes_only_the_tokens_own_idlest_session(
     ctx: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuwarden.interfaces.mcp.over_http.MAX_SESSIONS_EACH", 3)
@@ -156,7 +154,7 @@ async def test_a_token_has_a_limited_number_of_streams(ctx: Context, monkeypatch
                 assert (await http.post("/mcp", json=opened(), headers=other)).status_code == 200
 
 
-async def test_a_trailing_slash_is_no_redirect(ctx: Context) -> None:
+async def test_trailing_slash_does_not_redirect(ctx: Context) -> None:
     async with serving(ctx) as parts, client(parts, bearer(parts, "read") | JSON) as http:
         answer = await http.post("/mcp/", json=opened())
         assert answer.status_code == 404 and "location" not in answer.headers

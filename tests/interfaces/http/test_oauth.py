@@ -105,7 +105,7 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issuer: Issuer) -> Cont
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_the_sdks_client_finds_the_issuer_and_calls_with_its_token(
+async def test_sdk_client_discovers_the_issuer_and_calls_with_its_token(
     ctx: Context, issuer: Issuer, mode: str
 ) -> None:
     with listening(ctx) as (parts, _):
@@ -152,7 +152,7 @@ class Connection:
     {"sub": "a" * 121}, {"sub": 7}, {"client_id": {"a": 1}}, {"headers": {"kid": "two"}}, {"headers": {"crit": ["x"]}},
     {"padding": "a" * 9_000},
 ], ids=str)  # fmt: skip
-async def test_a_token_that_is_not_for_this_server_is_refused(
+async def test_token_not_issued_for_this_server_is_refused(
     ctx: Context, issuer: Issuer, changes: dict[str, Any]
 ) -> None:
     async with serving(ctx) as parts, client(parts, JSON) as http:
@@ -170,7 +170,7 @@ def with_public_key_as_secret(claims: dict[str, Any], public: str) -> str:
 
 
 @pytest.mark.attack("http", "signs a token with another algorithm or another key")
-async def test_a_signature_by_anything_but_the_issuers_key_is_refused(ctx: Context, issuer: Issuer) -> None:
+async def test_token_not_signed_by_the_issuer_is_refused(ctx: Context, issuer: Issuer) -> None:
     claims = jwt.decode(issuer.token(), options={"verify_signature": False})
     public = json.dumps(issuer.key_set()["keys"][0])
     stranger = rsa.generate_private_key(65537, 2048)
@@ -189,7 +189,7 @@ async def test_a_signature_by_anything_but_the_issuers_key_is_refused(ctx: Conte
             assert answer.status_code == 401, token
 
 
-async def test_a_refused_client_is_told_where_the_issuer_is_named(ctx: Context, issuer: Issuer) -> None:
+async def test_refusal_points_to_the_issuer_metadata(ctx: Context, issuer: Issuer) -> None:
     async with serving(ctx) as parts, client(parts, JSON) as http:
         asked = (await http.post("/mcp", json=opened())).headers["www-authenticate"]
         assert f'resource_metadata="http://localhost:8741{METADATA}"' in asked and 'scope="read submit"' in asked
@@ -198,7 +198,7 @@ async def test_a_refused_client_is_told_where_the_issuer_is_named(ctx: Context, 
         assert found["scopes_supported"] == ["read", "submit"]
 
 
-async def test_without_an_issuer_nothing_is_announced_and_no_such_token_counts(ctx: Context, issuer: Issuer) -> None:
+async def test_without_an_issuer_metadata_is_absent_and_tokens_are_refused(ctx: Context, issuer: Issuer) -> None:
     ctx.policy = ctx.policy.model_copy(update={"http": Http()})
     async with serving(ctx) as parts, client(parts, JSON) as http:
         answer = await http.post("/mcp", json=opened(), headers={"Authorization": f"Bearer {issuer.token()}"})
@@ -207,7 +207,7 @@ async def test_without_an_issuer_nothing_is_announced_and_no_such_token_counts(c
         assert issuer.requests == []
 
 
-async def test_new_keys_are_found_and_unknown_ones_cost_one_request_in_a_while(
+async def test_new_keys_are_found_with_rate_limited_requests(
     ctx: Context, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(ctx) as parts, client(parts, JSON) as http:
@@ -235,7 +235,7 @@ async def test_new_keys_are_found_and_unknown_ones_cost_one_request_in_a_while(
     {"issuer": "https://other.example.org"}, {"jwks_uri": None}, {"jwks_uri": "http://keys.example.org/"},
     {"jwks_uri": "file:///etc/passwd"},
 ], ids=str)  # fmt: skip
-async def test_an_issuer_whose_metadata_does_not_fit_gives_no_keys(
+async def test_issuer_with_invalid_metadata_is_not_asked_for_keys(
     ctx: Context, issuer: Issuer, metadata: dict[str, Any]
 ) -> None:
     issuer.metadata |= metadata

@@ -129,7 +129,7 @@ DOORS = [
 
 @pytest.mark.attack("page", "A client accepts every question for its user, who never decides")
 @pytest.mark.parametrize(("name", "mode"), DOORS)
-async def test_only_the_page_decides_and_the_tool_tells_what_it_decided(ctx: Context, name: str, mode: str) -> None:
+async def test_only_the_page_decides_and_the_tool_reports_the_decision(ctx: Context, name: str, mode: str) -> None:
     async with talking(ctx, mode=mode) as talk:
         ask = {"job_id": await talk.proven(), "verb": "terminate"}
     with page(ctx) as parts:
@@ -212,7 +212,7 @@ async def test_a_replayed_answer_changes_nothing(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), DOORS)
-async def test_a_spending_is_approved_on_the_page_and_launched_once(
+async def test_spending_approved_on_the_page_launches_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: str
 ) -> None:
     ctx = warden(tmp_path, monkeypatch, "[rehearsal_caps]\nper_job_usd = 0\n")
@@ -237,7 +237,7 @@ async def test_a_spending_is_approved_on_the_page_and_launched_once(
     assert len(person.params) == 2 and len(ctx.ledger.events(kind="job.accepted")) == 1
 
 
-async def test_a_launch_that_waits_for_the_page_goes_on_by_itself(
+async def test_launch_waiting_for_the_page_continues_after_approval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = warden(tmp_path, monkeypatch, "[rehearsal_caps]\nper_job_usd = 0\n")
@@ -268,7 +268,7 @@ async def test_a_client_without_the_capability_sees_no_difference(ctx: Context, 
 
 
 @pytest.mark.parametrize(("declared", "asks"), [({}, False), ({"form": {}}, False), ({"url": {}}, True)])
-async def test_only_a_client_that_opens_urls_is_asked(ctx: Context, declared: dict[str, Any], asks: bool) -> None:
+async def test_only_clients_that_open_urls_are_asked(ctx: Context, declared: dict[str, Any], asks: bool) -> None:
     async with talking(ctx) as talk:
         ask = {"job_id": await talk.proven(), "verb": "terminate"}
     meta = envelope() | {"io.modelcontextprotocol/clientCapabilities": {"elicitation": declared}}
@@ -284,7 +284,7 @@ async def test_only_a_client_that_opens_urls_is_asked(ctx: Context, declared: di
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_without_a_page_or_its_channel_the_terminal_is_named(ctx: Context, mode: str) -> None:
+async def test_terminal_is_named_without_a_page_or_its_channel(ctx: Context, mode: str) -> None:
     person = Opener()
     async with talking(ctx, person, mode) as talk:
         ask = {"job_id": await talk.proven(), "verb": "terminate"}
@@ -298,7 +298,7 @@ async def test_without_a_page_or_its_channel_the_terminal_is_named(ctx: Context,
     assert person.params == []
 
 
-async def test_a_client_elsewhere_gets_the_public_address(ctx: Context) -> None:
+async def test_remote_client_gets_the_public_address(ctx: Context) -> None:
     async with talking(ctx) as talk:
         ask = {"job_id": await talk.proven(), "verb": "terminate"}
     for name, base in (("http", "https://gpu.example"), ("stdio", "")):

@@ -114,7 +114,7 @@ async def seen(http: httpx2.AsyncClient, path: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-async def test_now_shows_what_runs_waits_and_bills_with_the_command(http: httpx2.AsyncClient) -> None:
+async def test_now_page_shows_running_waiting_and_billing_with_commands(http: httpx2.AsyncClient) -> None:
     await seen(http, "/now.json")
     page = Read((await http.get("/")).text)
     for text in (
@@ -155,7 +155,7 @@ async def test_now_shows_the_newest_step_that_a_job_posted(world: World, http: h
 
 
 @pytest.mark.slow
-async def test_the_first_answer_waits_for_no_platform(world: World) -> None:
+async def test_first_answer_does_not_wait_for_platforms(world: World) -> None:
     async def never(self: object = None) -> None:
         await anyio.sleep_forever()
 
@@ -168,7 +168,7 @@ async def test_the_first_answer_waits_for_no_platform(world: World) -> None:
     assert page.status_code == 200 and view["flags"]["silent"] is True
 
 
-async def test_a_job_shows_progress_cost_proof_machine_log_and_timeline(http: httpx2.AsyncClient) -> None:
+async def test_job_page_shows_progress_cost_proof_machine_and_log(http: httpx2.AsyncClient) -> None:
     view = await seen(http, "/jobs/jlive.json")
     page = Read((await http.get("/jobs/jlive")).text)
     for text in ("2,310", "5,000", "1h 12m", "97 %", "9.0 GiB", "200.0 GiB"):
@@ -181,7 +181,7 @@ async def test_a_job_shows_progress_cost_proof_machine_log_and_timeline(http: ht
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("utc")
-async def test_what_a_person_ordered_in_advance_is_on_now_and_on_the_job(
+async def test_ending_ordered_in_advance_is_on_the_now_and_job_pages(
     http: httpx2.AsyncClient, wording: Wording
 ) -> None:
     await seen(http, "/now.json")
@@ -193,7 +193,7 @@ async def test_what_a_person_ordered_in_advance_is_on_now_and_on_the_job(
 
 
 @pytest.mark.usefixtures("utc")
-async def test_each_page_reads_as_it_is_meant(tmp_path: Path, wording: Wording) -> None:
+async def test_pages_have_the_expected_wording(tmp_path: Path, wording: Wording) -> None:
     async with reader(busy_world(tmp_path / "home")) as http:
         await seen(http, "/jobs/jlive.json")
         await seen(http, "/now.json")
@@ -203,7 +203,7 @@ async def test_each_page_reads_as_it_is_meant(tmp_path: Path, wording: Wording) 
             wording("\n".join(dict.fromkeys(lines)))
 
 
-async def test_a_job_whose_machine_is_away_shows_what_its_store_has(world: World) -> None:
+async def test_job_without_a_machine_shows_its_store(world: World) -> None:
     job = read_job(world.ctx.ledger, "jlive")
     store = StoreView("hf://buckets/me/runs", 3, 5 << 30, ("out/checkpoint-200", EVIL), "the last upload is 2 h old")
     view = job_view(world.ctx, "jlive", Checked(job, None, None, None, artifact_store=store), None)
@@ -214,14 +214,14 @@ async def test_a_job_whose_machine_is_away_shows_what_its_store_has(world: World
     assert job_view(world.ctx, "jlive", None, None)["lists"]["store"] == []
 
 
-async def test_the_end_of_an_accounts_money_is_among_the_clocks(world: World, http: httpx2.AsyncClient) -> None:
+async def test_platforms_page_shows_the_danger_clocks(world: World, http: httpx2.AsyncClient) -> None:
     await seen(http, "/now.json")
     page = Read((await http.get("/platforms")).text)
     effects = [clock.effect for clock in world.ctx.profile("runpod").danger_clocks]
     assert any(effect in page.text.split("AutoDL")[0] for effect in effects)
 
 
-async def test_a_failure_is_explained_with_what_remains_to_be_done(http: httpx2.AsyncClient) -> None:
+async def test_failed_job_page_explains_the_failure_and_next_steps(http: httpx2.AsyncClient) -> None:
     await seen(http, "/jobs/jfail.json")
     page = Read((await http.get("/jobs/jfail")).text)
     assert "OOM-001" in page.text and "gpuwarden pull jfail" in page.text and "exit code 1" in page.text
@@ -229,7 +229,7 @@ async def test_a_failure_is_explained_with_what_remains_to_be_done(http: httpx2.
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_a_page_that_only_reads_shows_the_command_that_pauses_a_job(world: World, paused: bool) -> None:
+async def test_job_page_shows_the_pause_or_resume_command(world: World, paused: bool) -> None:
     if paused:
         world.run("jlive", 2_310, 5_000, state=Job.CANCELED)
         world.add("job/jlive", ev.PauseRequested.model_validate({"from": "running"}))
@@ -245,7 +245,7 @@ async def test_a_page_that_only_reads_shows_the_command_that_pauses_a_job(world:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES)
-async def test_each_page_is_well_formed_named_and_can_be_skipped_through(http: httpx2.AsyncClient, path: str) -> None:
+async def test_each_page_is_well_formed_labelled_and_has_a_skip_link(http: httpx2.AsyncClient, path: str) -> None:
     page = Read((await http.get(path)).text)
     tags = [tag for tag, _ in page.tags]
     assert tags.count("h1") == 1 and tags.count("main") == 1 and tags.count("title") >= 1
@@ -257,7 +257,7 @@ async def test_each_page_is_well_formed_named_and_can_be_skipped_through(http: h
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs/jlive", "/nothing/here", "/static/page.css", "/now.json"])
-async def test_every_answer_is_bounded_to_this_server(http: httpx2.AsyncClient, path: str) -> None:
+async def test_every_answer_restricts_content_to_this_server(http: httpx2.AsyncClient, path: str) -> None:
     answer = await http.get(path)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
@@ -266,7 +266,7 @@ async def test_every_answer_is_bounded_to_this_server(http: httpx2.AsyncClient, 
         assert answer.headers["cross-origin-embedder-policy"] == "require-corp"
 
 
-def test_no_file_names_another_host_or_writes_markup() -> None:
+def test_page_files_name_no_other_host_and_write_no_markup() -> None:
     for name, (content, _, _) in files().items():
         text = content.decode()
         if name.startswith("vendor/"):
@@ -279,7 +279,7 @@ def test_no_file_names_another_host_or_writes_markup() -> None:
         assert not re.search(r"\|\s*safe|autoescape|\sstyle=|\son[a-z]+=|<script>|https?://", text), file.name
 
 
-async def test_what_strangers_write_is_text_on_every_page(tmp_path: Path) -> None:
+async def test_foreign_text_is_escaped_on_every_page(tmp_path: Path) -> None:
     world = hostile_world(tmp_path / "home")
     MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jevil", (Row(EVIL[:100], 1, 0, 1.0),))]))
     async with reader(world) as http:
@@ -296,7 +296,7 @@ async def test_what_strangers_write_is_text_on_every_page(tmp_path: Path) -> Non
         assert "<script>" in Read((await http.get("/")).text).text, "and so is the question of a receipt"
 
 
-async def test_an_unknown_job_a_bad_number_and_a_bad_state_are_answered_in_kind(http: httpx2.AsyncClient) -> None:
+async def test_unknown_ids_and_bad_parameters_get_404_or_422(http: httpx2.AsyncClient) -> None:
     gone = await http.get("/jobs/jnone")
     assert gone.status_code == 404 and "jnone" in Read(gone.text).text
     assert (await http.get("/jobs/jnone.json")).json()["code"] == "not_found"
@@ -311,7 +311,7 @@ async def test_an_unknown_job_a_bad_number_and_a_bad_state_are_answered_in_kind(
     assert (await http.get("/static/%2e%2e/looks.py")).status_code == 404
 
 
-async def test_nothing_is_read_without_the_scope_and_nothing_can_be_posted(world: World) -> None:
+async def test_pages_need_the_read_scope_and_reject_posts(world: World) -> None:
     async with serving(world.ctx) as parts:
         async with client(parts) as nobody:
             assert {(await nobody.get(path)).status_code for path in (*PAGES, "/static/page.css", "/now.json")} == {401}
@@ -321,7 +321,7 @@ async def test_nothing_is_read_without_the_scope_and_nothing_can_be_posted(world
             assert {(await mine.post(path)).status_code for path in PAGES} == {405}
 
 
-async def test_a_secret_of_this_process_is_on_no_page(world: World) -> None:
+async def test_process_secret_is_never_shown_on_a_page(world: World) -> None:
     secret = "s3cr3t-value-of-mine"
     world.ctx.env = {"HF_TOKEN": secret}
     world.run("jlive", 10, 20, why=f"it printed {secret}", log=f"token {secret}\n")
@@ -333,7 +333,7 @@ async def test_a_secret_of_this_process_is_on_no_page(world: World) -> None:
 
 
 @pytest.mark.slow
-async def test_a_curve_has_the_times_of_its_points_if_they_are_wanted(world: World, http: httpx2.AsyncClient) -> None:
+async def test_curve_includes_point_times_on_request(world: World, http: httpx2.AsyncClient) -> None:
     values = enumerate([1.0, math.nan, 2.0])
     rows = tuple(Row("loss", n, n * 1_800_000_000, value) for n, value in values)
     world.ctx.metrics.write(Batch([PostedPoints("jdone", rows)]))
@@ -343,7 +343,7 @@ async def test_a_curve_has_the_times_of_its_points_if_they_are_wanted(world: Wor
 
 
 @pytest.mark.slow
-async def test_a_curve_has_gaps_and_marks_where_it_is_not_finite(http: httpx2.AsyncClient) -> None:
+async def test_curve_has_gaps_and_marks_at_nonfinite_values(http: httpx2.AsyncClient) -> None:
     curve = (await http.get("/jobs/jlive/curve.json?metric=loss")).json()
     assert curve["odd"] == [770] and curve["y"][curve["x"].index(770)] is None and curve["total"] == 2_310
     assert len(curve["x"]) <= 2_001 and curve["x"] == sorted(curve["x"])
@@ -354,7 +354,7 @@ async def test_a_curve_has_gaps_and_marks_where_it_is_not_finite(http: httpx2.As
     assert (await http.get("/jobs/jpast0/curve.json?metric=loss")).json()["x"] == []
 
 
-async def test_a_job_without_posted_points_shows_what_its_runner_keeps(tmp_path: Path) -> None:
+async def test_job_without_posted_points_shows_the_runners_metrics(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jplain", "plain")
     world.run("jplain", 120, 200)
@@ -372,7 +372,7 @@ async def test_a_job_is_found_by_a_part_of_its_name(http: httpx2.AsyncClient) ->
         assert any(tag == "input" and attrs.get("value") == path[5:].split("&")[0] for tag, attrs in page.tags)
 
 
-async def test_the_lists_of_jobs_and_of_costs_can_be_followed(world: World) -> None:
+async def test_job_and_cost_lists_can_be_followed(world: World) -> None:
     async with reader(world) as http:
         for path, live in (("/jobs?state=running", "/jobs.json?"), ("/money?days=7", "/money.json?days=7")):
             tags = Read((await http.get(path)).text).tags
@@ -389,7 +389,7 @@ async def test_the_lists_of_jobs_and_of_costs_can_be_followed(world: World) -> N
 
 
 @pytest.mark.prove
-async def test_ten_thousand_jobs_come_a_page_at_a_time(tmp_path: Path) -> None:
+async def test_ten_thousand_jobs_are_paginated(tmp_path: Path) -> None:
     house = House(tmp_path / "house", "vastai")
     house.grow(10_000)
     parts = Serving.over(house.ctx)
@@ -410,7 +410,7 @@ async def test_ten_thousand_jobs_come_a_page_at_a_time(tmp_path: Path) -> None:
     assert len([1 for tag, _ in money.tags if tag == "li"]) < 80
 
 
-async def test_the_ladder_says_yes_only_to_what_is_proven(world: World) -> None:
+async def test_ladder_confirms_only_proven_rungs(world: World) -> None:
     held = {step.rung: step.held for step in ladder(world.ctx, read_job(world.ctx.ledger, "jpast0"))}
     assert held["declared"] is Held.YES and held["stored"] is Held.UNASKED
     assert Held.YES not in {held["copied"], held["equal"], held["loaded"]}, (

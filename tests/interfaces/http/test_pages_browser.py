@@ -86,7 +86,7 @@ async def test_two_pages_are_pictured_for_the_documentation(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_a_curve_can_be_seen_in_each_color_scheme(tmp_path: Path, scheme: str) -> None:
+async def test_curve_is_visible_in_each_color_scheme(tmp_path: Path, scheme: str) -> None:
     async with opened(busy_world(tmp_path / "home"), (scheme, 1200)) as window:
         await window.go("/jobs/jlive?with=jtwin")
         await window.page.wait_for_selector("canvas")
@@ -122,7 +122,7 @@ async def pixels(page: Page, run: str) -> int:
     return int(found)
 
 
-async def test_the_meter_ticks_and_an_update_touches_only_what_changed(tmp_path: Path) -> None:
+async def test_meter_ticks_and_an_update_keeps_unchanged_rows(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home")
     async with opened(world) as window:
         await window.go("/")
@@ -157,7 +157,7 @@ async def test_the_meter_ticks_and_an_update_touches_only_what_changed(tmp_path:
 
 
 @pytest.mark.attack("page", "A job writes markup into its log, its metrics' names, its alerts and its end")
-async def test_what_strangers_write_runs_nothing(tmp_path: Path) -> None:
+async def test_foreign_text_never_runs_as_script(tmp_path: Path) -> None:
     world = hostile_world(tmp_path / "home")
     MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jevil", (Row(EVIL[:100], 1, 0, 1.0),))]))
     async with opened(world) as window:
@@ -172,7 +172,7 @@ async def test_what_strangers_write_runs_nothing(tmp_path: Path) -> None:
         assert not window.wrong, window.wrong
 
 
-async def test_the_keyboard_reaches_everything(tmp_path: Path) -> None:
+async def test_pages_are_usable_by_keyboard(tmp_path: Path) -> None:
     async with opened(busy_world(tmp_path / "home")) as window:
         page = window.page
         await window.go("/")
@@ -200,7 +200,7 @@ async def test_the_keyboard_reaches_everything(tmp_path: Path) -> None:
         await page.wait_for_selector("[data-reset][hidden]", state="attached")
 
 
-async def test_older_lines_of_a_log_go_before_the_others(tmp_path: Path) -> None:
+async def test_older_log_lines_are_inserted_before_the_others(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jlong", "long")
     lines = [f"line {n} of a long log\n" for n in range(8_000)]
@@ -216,7 +216,7 @@ async def test_older_lines_of_a_log_go_before_the_others(tmp_path: Path) -> None
         assert whole == "".join(lines)
 
 
-async def test_a_search_goes_on_in_older_lines(tmp_path: Path) -> None:
+async def test_search_continues_in_older_lines(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jlong", "long")
     lines = [f"line {n} {'needle' if n in {5, 7_990} else 'of'} a long log\n" for n in range(8_000)]
@@ -252,7 +252,7 @@ async def test_a_smoothed_curve_shows_its_average_and_its_points(tmp_path: Path)
         assert await pixels(window.page, "run0") < spread / 3, "the points themselves are faint"
 
 
-async def test_each_metric_has_a_small_curve_and_the_keyboard_chooses_one(tmp_path: Path) -> None:
+async def test_each_metric_has_a_small_curve_selectable_by_keyboard(tmp_path: Path) -> None:
     chosen = "document.querySelector('.tile[aria-pressed=true]').textContent"
     async with opened(busy_world(tmp_path / "home")) as window:
         page = window.page
@@ -269,7 +269,7 @@ async def test_each_metric_has_a_small_curve_and_the_keyboard_chooses_one(tmp_pa
         assert await page.input_value("[data-metric]") == "learning_rate" and not window.wrong, window.wrong
 
 
-async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(tmp_path: Path) -> None:
+async def test_time_axis_is_chosen_by_keyboard_and_kept_in_the_url(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     for job, pace in (("jslow", 36), ("jfast", 18)):  # seconds per step
         world.rent(job, job)
@@ -300,7 +300,7 @@ async def test_a_curve_over_hours_is_chosen_by_keyboard_and_kept_in_the_address(
         assert "x=time" in page.url and not window.wrong, (page.url, window.wrong)
 
 
-async def test_a_slow_curve_is_drawn_although_the_job_goes_on_and_is_requested_again_at_its_end(tmp_path: Path) -> None:
+async def test_slow_curve_is_drawn_while_the_job_runs_and_requested_again_at_job_end(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jslow", "slow")
     world.run("jslow", 5, 10)
@@ -335,7 +335,7 @@ async def test_a_slow_curve_is_drawn_although_the_job_goes_on_and_is_requested_a
 
 
 @pytest.mark.prove
-async def test_of_a_million_points_a_page_gets_a_few_thousand(tmp_path: Path) -> None:
+async def test_curve_of_a_million_points_is_reduced_for_the_page(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jmill", "million")
     world.run("jmill", 999_999, 1_000_000)
@@ -376,7 +376,7 @@ async def test_a_link_works_from_a_file_too_and_only_once(tmp_path: Path) -> Non
         assert again is not None and again.status == 401
 
 
-async def test_a_lost_server_is_said_and_a_page_follows_the_next_one(tmp_path: Path) -> None:
+async def test_page_reports_a_lost_server_and_follows_the_next_server(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home")
     async with opened(world) as window:
         await window.go("/")
@@ -389,7 +389,7 @@ async def test_a_lost_server_is_said_and_a_page_follows_the_next_one(tmp_path: P
         await until(window.page, "document.querySelector('[data-connection]').textContent === ''")
 
 
-async def test_a_page_follows_one_stream_which_ends_when_nobody_sees_it(tmp_path: Path) -> None:
+async def test_page_follows_one_stream_only_while_visible(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home")
     async with opened(world) as window:
         asked: list[str] = []
@@ -413,7 +413,7 @@ async def test_a_page_follows_one_stream_which_ends_when_nobody_sees_it(tmp_path
         assert not window.wrong, window.wrong
 
 
-async def test_without_a_stream_a_page_asks_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_polls_without_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MAX_STREAMS", 0)
     world = busy_world(tmp_path / "home")
     async with opened(world) as window:
@@ -428,7 +428,7 @@ async def test_without_a_stream_a_page_asks_again_and_again(tmp_path: Path, monk
         assert all("503" in text for text in window.wrong), window.wrong
 
 
-async def test_a_job_that_ends_is_seen_to_end(tmp_path: Path) -> None:
+async def test_job_page_shows_the_end_of_the_job(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     world.rent("jend", "ends")
     world.run("jend", 5, 10)
@@ -440,7 +440,7 @@ async def test_a_job_that_ends_is_seen_to_end(tmp_path: Path) -> None:
         await window.page.wait_for_selector("code:text('gpuwarden pull jend')", timeout=120_000)
 
 
-async def test_the_lists_of_jobs_and_of_costs_follow_what_happens(tmp_path: Path) -> None:
+async def test_job_and_cost_lists_update_live(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home")
     async with opened(world) as window:
         await window.go("/jobs?state=running")

@@ -101,7 +101,7 @@ class Watcher(Window):
         return await self.page.inner_text(f"[data-meter={meter}] [data-digits]")
 
 
-async def test_a_whole_life_is_seen_and_ended_in_a_browser(tmp_path: Path) -> None:
+async def test_whole_job_lifecycle_is_shown_and_ended_in_a_browser(tmp_path: Path) -> None:
     home, pictures = tmp_path / "home", Path(os.environ.get("GPUWARDEN_PICTURES") or tmp_path)
     (tmp_path / "policy.toml").write_text("[local]\nunsandboxed = true\nnetwork = true\n")  # the job posts its metrics
     ctx = quick_warden(home)

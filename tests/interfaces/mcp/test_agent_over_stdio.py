@@ -160,16 +160,14 @@ def test_the_server_survives_any_line(agent: Agent, line: str) -> None:
 @pytest.mark.parametrize(
     "dest", [".git/hooks", ".ssh", ".claude", "../x", "/etc", "~/.ssh", "got/../.ssh", "a\nb", "\x1b]0;x\x07", "."]
 )
-def test_nothing_is_pulled_out_of_the_working_directory_or_into_what_is_hidden(
-    agent: Agent, job_id: str, dest: str
-) -> None:
+def test_pull_destination_outside_the_folder_or_hidden_is_refused(agent: Agent, job_id: str, dest: str) -> None:
     before = sorted(agent.folder.rglob("*"))
     assert agent.tool("pull_artifacts", job_id=job_id, dest=dest)["code"] == "bad_request"
     assert sorted(agent.folder.rglob("*")) == before
 
 
 @pytest.mark.attack("files", "leaves links, pipes, sockets and programs among its outputs")
-def test_only_regular_files_are_pulled_and_none_can_be_run(agent: Agent, job_id: str) -> None:
+def test_pulled_files_are_regular_and_not_executable(agent: Agent, job_id: str) -> None:
     assert agent.tool("pull_artifacts", job_id=job_id, dest="got")["ok"]
     got = {path.name: path.lstat() for path in (agent.folder / "got" / "out").iterdir()}
     assert set(got) == {"good", "tool", "json.py", "model.safetensors"}
@@ -177,7 +175,7 @@ def test_only_regular_files_are_pulled_and_none_can_be_run(agent: Agent, job_id:
 
 
 @pytest.mark.attack("files", "swaps its outputs with links to a key while they are pulled")
-def test_a_swap_in_the_middle_of_a_pull_shows_nothing(agent: Agent) -> None:
+def test_file_swap_during_a_pull_leaks_no_secret(agent: Agent) -> None:
     job_id = agent.job(SWAPS.format(folder=str(agent.secret.parent), secret=str(agent.secret)), wait=False)
     for number in range(10):
         agent.tool("pull_artifacts", job_id=job_id, dest=f"swapped{number}")
@@ -188,7 +186,7 @@ def test_a_swap_in_the_middle_of_a_pull_shows_nothing(agent: Agent) -> None:
 
 @pytest.mark.attack("boundary", "puts modules into its folder that a verification would import")
 @pytest.mark.parametrize("where", ["instance", "here"])
-def test_verifying_runs_nothing_of_a_job(agent: Agent, job_id: str, where: str) -> None:
+def test_verification_runs_no_code_of_the_job(agent: Agent, job_id: str, where: str) -> None:
     assert agent.tool("pull_artifacts", job_id=job_id, dest="got")["ok"]
     assert not agent.tool("verify_checkpoint", job_id=job_id, where=where, level="resume")["ok"]
     assert not (agent.folder / "pwned").exists()
@@ -196,7 +194,7 @@ def test_verifying_runs_nothing_of_a_job(agent: Agent, job_id: str, where: str) 
 
 @pytest.mark.attack("files", "has what is not a checkpoint verified: devices, pipes, keys, whole roots")
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/stdin", "/proc/self/environ", "/proc/self/mem", "pipe", ".ssh/f"])
-def test_verifying_anything_ends_and_shows_nothing(agent: Agent, path: str) -> None:
+def test_verifying_special_or_hidden_paths_fails(agent: Agent, path: str) -> None:
     pipe = agent.folder / "pipe"
     if not pipe.exists():
         os.mkfifo(pipe)
@@ -242,7 +240,7 @@ os.symlink({folder!r}, "../../../linked")
 
 
 @pytest.mark.attack("boundary", "has a link on a rehearsed machine declared as an output, to a key of this one")
-def test_what_is_declared_later_is_pulled_from_its_machine_and_from_no_other(agent: Agent) -> None:
+def test_later_declared_outputs_are_pulled_only_from_their_machine(agent: Agent) -> None:
     words = {"platform": "rehearsal/vastai", "name": "later", "outputs": ["out"], "timeout_s": 600, "estimate_s": 60}
     words |= {"script": LEAVES.format(folder=str(agent.secret.parent)), "max_cost_usd": 1.0}
     job_id = agent.tool("submit_job", **words, receipt=agent.tool("submit_job", **words)["receipt"])["job_id"]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.slow
-async def test_a_job_that_nobody_looks_at_is_launched_and_ends(tmp_path: Path) -> None:
+async def test_unattended_job_is_launched_and_ends(tmp_path: Path) -> None:
     ctx = open_house(tmp_path, SystemClock())
     rent_cloud(ctx)
     job = await launch(ctx, training(tmp_path / "said"))

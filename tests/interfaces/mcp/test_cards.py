@@ -76,7 +76,7 @@ async def card_in(world: World, tool: str, **arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-async def test_only_a_client_that_shows_cards_is_offered_them(tmp_path: Path, mode: str) -> None:
+async def test_cards_are_offered_only_to_clients_that_show_cards(tmp_path: Path, mode: str) -> None:
     world = busy_world(tmp_path / "home")
     seen: dict[str, Any] = {}
     for shows in (None, ShowsOthers(), ShowsCards()):
@@ -122,7 +122,7 @@ async def test_each_card_can_be_read_and_asks_for_no_host(tmp_path: Path, mode: 
             assert len(content["text"]) < 64_000
 
 
-async def test_an_answer_outlives_a_card_that_can_not_be_made(
+async def test_answer_survives_a_failed_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object, **__: object) -> None:
@@ -143,7 +143,7 @@ async def test_an_error_has_no_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "machines"])
-def test_a_card_can_reach_nothing_and_call_nothing(kind: Any) -> None:
+def test_card_contains_no_network_access_or_tool_calls(kind: Any) -> None:
     text = document(kind)
     assert not re.search(r"https?:|//[a-z]|fetch\(|XMLHttp|WebSocket|EventSource|sendBeacon|import |import\(", text)
     assert not re.search(r"tools/call|ui/message|open-link|update-model-context|resources/read", text)
@@ -166,7 +166,7 @@ async def test_a_view_is_small_and_names_no_secret(tmp_path: Path) -> None:
         assert len(text) < 32_000 and '"href"' not in text
 
 
-def test_a_curve_is_moves_and_lines_with_gaps_where_a_value_is_not_finite(wording: Wording) -> None:
+def test_curve_path_has_gaps_at_nonfinite_values(wording: Wording) -> None:
     curve = Curve((0.0, 1.0, 3.0, 4.0), (2.0, 1.0, 0.5, 1.0), (Marker(2.0, "nan"),), 5, 1, False)
     assert curve_line(curve) == "M0.0 3.0L0.0 3.0L80.0 63.0M240.0 93.0L240.0 93.0L320.0 63.0"
     assert odd_line(curve) == "M160.0 96L160.0 84"
@@ -178,7 +178,7 @@ def test_a_curve_is_moves_and_lines_with_gaps_where_a_value_is_not_finite(wordin
     assert curve_texts("loss", none)["curve"] == ""
 
 
-async def test_the_meter_of_all_machines_counts_what_may_bill(tmp_path: Path, wording: Wording) -> None:
+async def test_total_meter_counts_machines_that_may_bill(tmp_path: Path, wording: Wording) -> None:
     view = (await card_in(busy_world(tmp_path / "home"), "list_instances"))["_meta"][cards.VIEW]
     rows = {row["job"]: row for row in view["lists"]["machines"]}
     assert view["meters"]["total"]["rate"] == pytest.approx(2.49 + 1.89 + 3.29 + 0.74 + 0.44)
@@ -307,7 +307,7 @@ browser_test = [pytest.mark.slow, pytest.mark.real("chromium")]
 
 
 @pytest.mark.parametrize("theme", [pytest.param(name, marks=browser_test) for name in ("light", "dark")])
-async def test_a_host_draws_a_job(tmp_path: Path, theme: str) -> None:
+async def test_host_renders_the_job_card(tmp_path: Path, theme: str) -> None:
     world = busy_world(tmp_path / "home", clock_of_today())
     result = await card_in(world, "check_job", job_id="jlive")
     async with shown("job", result, theme) as window:
@@ -353,7 +353,7 @@ async def test_a_card_is_accessible(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [pytest.param(width, marks=browser_test) for width in (360, 800)])
-async def test_a_host_draws_the_machines(tmp_path: Path, width: int) -> None:
+async def test_host_renders_the_machines_card(tmp_path: Path, width: int) -> None:
     result = await card_in(busy_world(tmp_path / "home", clock_of_today()), "list_instances")
     async with shown("machines", result, "dark", width) as window:
         await window.until("!document.querySelector('main').hidden")
@@ -368,7 +368,7 @@ async def test_a_host_draws_the_machines(tmp_path: Path, width: int) -> None:
 @pytest.mark.slow
 @pytest.mark.real("chromium")
 @pytest.mark.attack("card", "A job writes markup into its metrics' names, its alerts, its end and its machine's id")
-async def test_what_strangers_write_runs_nothing_in_a_card(tmp_path: Path) -> None:
+async def test_foreign_text_never_runs_as_script_in_a_card(tmp_path: Path) -> None:
     world = hostile_world(tmp_path / "home")
     MetricStore(world.ctx.home).write(Batch(posts=[PostedPoints("jevil", (Row(EVIL[:100], 1, 0, 1.0),))]))
     for kind, tool, arguments in (("job", "check_job", {"job_id": "jevil"}), ("machines", "list_instances", {})):
@@ -396,7 +396,7 @@ async def test_what_strangers_write_runs_nothing_in_a_card(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.real("chromium")
 @pytest.mark.attack("card", "An agent has a card shown and a host that forwards whatever it sends, to approve by it")
-async def test_a_card_begins_nothing_whatever_is_pressed_in_it(tmp_path: Path) -> None:
+async def test_card_starts_no_action_on_any_input(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home", clock_of_today())
     for kind, tool, arguments in (("job", "check_job", {"job_id": "jdone"}), ("machines", "list_instances", {})):
         async with shown(kind, await card_in(world, tool, **arguments)) as window:
@@ -424,7 +424,7 @@ async def test_a_card_begins_nothing_whatever_is_pressed_in_it(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.real("chromium")
-async def test_what_was_seen_long_ago_does_not_tick_on(tmp_path: Path) -> None:
+async def test_meter_of_an_old_view_does_not_tick(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home", clock_of_today())
     result = await card_in(world, "check_job", job_id="jlive")
     result["_meta"][cards.VIEW]["at"] -= 3_600
@@ -435,7 +435,7 @@ async def test_what_was_seen_long_ago_does_not_tick_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real("chromium")
-async def test_a_card_without_a_view_shows_the_words_of_the_answer(tmp_path: Path) -> None:
+async def test_card_without_a_view_shows_the_answer_text(tmp_path: Path) -> None:
     world = open_world(tmp_path / "home")
     refused = await card_in(world, "check_job", job_id="nobody")
     stripped: dict[str, Any] = {"content": [{"type": "text", "text": EVIL}]}
@@ -450,7 +450,7 @@ async def test_a_card_without_a_view_shows_the_words_of_the_answer(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.real("chromium")
-async def test_a_newer_answer_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+async def test_newer_answer_replaces_the_older_answer(tmp_path: Path) -> None:
     world = busy_world(tmp_path / "home", clock_of_today())
     first = await card_in(world, "check_job", job_id="jlive")
     world.run("jlive", 5_000, 5_000, state=Job.SUCCEEDED, why="the command ended with exit code 0", exit_code=0)

@@ -121,7 +121,7 @@ def wholly(checks: list[dict[str, Any]]) -> bool:
 @pytest.mark.prove
 @pytest.mark.real("conformance")
 @pytest.mark.parametrize("revision", SCORED)
-def test_the_product_with_the_suites_fixtures_passes_every_scored_scenario(
+def test_server_with_suite_fixtures_passes_every_scored_scenario(
     revision: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     tool("conformance")
@@ -133,7 +133,7 @@ def test_the_product_with_the_suites_fixtures_passes_every_scored_scenario(
 @pytest.mark.prove
 @pytest.mark.real("conformance")
 @pytest.mark.parametrize("revision", SCORED)
-def test_the_product_as_shipped_passes_the_scenarios_that_need_no_fixture(
+def test_shipped_server_passes_the_scenarios_without_fixtures(
     revision: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     tool("conformance")
@@ -154,9 +154,7 @@ def test_the_product_as_shipped_passes_the_scenarios_that_need_no_fixture(
 @pytest.mark.real("inspector")
 @pytest.mark.parametrize("over", ["http", "stdio"])
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_the_inspector_finds_nothing_to_object_to(
-    era: str, over: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_inspector_accepts_the_server(era: str, over: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     tool("inspector")
     target = [*warm(), "-m", "gpuwarden", "mcp"]
     if over == "http":
@@ -187,7 +185,7 @@ def test_the_inspector_finds_nothing_to_object_to(
 @pytest.mark.anyio
 @pytest.mark.prove
 @pytest.mark.real("inspector")
-async def test_the_protocols_own_client_waits_with_a_task_that_survives_the_server(tmp_path: Path) -> None:
+async def test_protocol_client_waits_with_a_task_that_outlives_the_server(tmp_path: Path) -> None:
     tool("inspector")
 
     async def waited(url: str, job: str, *task: str) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def moves(ctx: Context, job_id: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_job_is_a_resource_that_is_listed_until_its_machine_is_gone(ctx: Context, mode: str) -> None:
+async def test_job_is_a_listed_resource_and_unknown_jobs_are_errors(ctx: Context, mode: str) -> None:
     job_id = await launched(ctx)
     async with Client(make_server(ctx), mode=mode) as client:
         listed = {r.uri: r for r in (await client.list_resources()).resources}
@@ -97,7 +97,7 @@ async def test_a_job_is_a_resource_that_is_listed_until_its_machine_is_gone(ctx:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("over", OVER)
-async def test_an_older_client_that_subscribed_hears_of_a_change(ctx: Context, over: str) -> None:
+async def test_older_client_is_notified_of_changes_while_subscribed(ctx: Context, over: str) -> None:
     job_id, heard = await launched(ctx), list[str]()
     told = anyio.Event()
 
@@ -126,7 +126,7 @@ async def test_an_older_client_that_subscribed_hears_of_a_change(ctx: Context, o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("over", OVER)
-async def test_a_newer_client_that_listens_hears_of_a_change(ctx: Context, over: str) -> None:
+async def test_newer_client_that_listens_is_notified_of_changes(ctx: Context, over: str) -> None:
     job_id = await launched(ctx)
     async with (
         talking(ctx, over, "2026-07-28") as client,
@@ -137,7 +137,7 @@ async def test_a_newer_client_that_listens_hears_of_a_change(ctx: Context, over:
 
 
 @pytest.mark.slow
-async def test_an_alert_reaches_the_clients_whose_level_lets_it_through(ctx: Context) -> None:
+async def test_alert_reaches_only_clients_whose_log_level_allows_warnings(ctx: Context) -> None:
     job_id, heard = await launched(ctx), list[Any]()
     told = anyio.Event()
 
@@ -158,9 +158,7 @@ async def test_an_alert_reaches_the_clients_whose_level_lets_it_through(ctx: Con
     assert heard[0].level == "warning" and "the GPU idles" in heard[0].data
 
 
-async def test_a_ledger_that_cant_be_read_for_a_while_ends_nothing(
-    ctx: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_temporary_ledger_error_does_not_end_live_updates(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, looks = live.LiveJobs(ctx), list[int]()
     heard = anyio.Event()
     jobs.subscribe(lambda _event: heard.set())
@@ -179,7 +177,7 @@ async def test_a_ledger_that_cant_be_read_for_a_while_ends_nothing(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_client_has_no_endless_subscriptions_and_is_forgotten(ctx: Context) -> None:
+async def test_subscriptions_are_limited_and_cleared_on_disconnect(ctx: Context) -> None:
     server = make_server(ctx)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -200,7 +198,7 @@ async def test_a_client_has_no_endless_subscriptions_and_is_forgotten(ctx: Conte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
-async def test_names_are_completed(ctx: Context, mode: str) -> None:
+async def test_argument_values_are_completed(ctx: Context, mode: str) -> None:
     jobs = [await launched(ctx, "first-run"), await launched(ctx, "second-run")]
 
     def prompt(name: str) -> PromptReference:

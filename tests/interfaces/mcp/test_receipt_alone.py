@@ -27,7 +27,7 @@ def w_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 @pytest.mark.slow
-async def test_a_script_by_its_path_is_launched_by_its_receipt_alone(ctx: Context) -> None:
+async def test_script_given_by_path_is_launched_by_its_receipt_alone(ctx: Context) -> None:
     async with talking(ctx) as talk:
         checked = await talk.call("submit_job", **BY_PATH)
         assert checked["code"] == "checked"
@@ -65,7 +65,7 @@ def outside_link() -> str:
         pytest.param(lambda: os.replace(outside_link(), "train.py"), id="a link"),
     ],
 )
-async def test_a_launch_by_the_receipt_reads_the_file_again(ctx: Context, change: Any, wording: Wording) -> None:
+async def test_launch_by_receipt_refuses_a_changed_or_missing_file(ctx: Context, change: Any, wording: Wording) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **BY_PATH))["receipt"]
         change()
@@ -76,7 +76,7 @@ async def test_a_launch_by_the_receipt_reads_the_file_again(ctx: Context, change
 
 
 @pytest.mark.slow
-async def test_other_arguments_beside_the_receipt_are_refused(ctx: Context) -> None:
+async def test_arguments_that_contradict_the_receipt_are_refused(ctx: Context) -> None:
     async with talking(ctx) as talk:
         receipt = (await talk.call("submit_job", **JOB))["receipt"]
         for more in ({"timeout_s": 601}, {"args": ["--lr", "1"]}, {"platform": "rehearsal/runpod"}, {"gpu_count": 2}):
@@ -85,7 +85,7 @@ async def test_other_arguments_beside_the_receipt_are_refused(ctx: Context) -> N
         assert (await talk.call("submit_job", receipt=receipt, **same))["code"] == "accepted"
 
 
-async def test_a_receipt_that_is_not_there_or_of_nothing_to_launch(ctx: Context, wording: Wording) -> None:
+async def test_unknown_or_unlaunchable_receipt_is_refused(ctx: Context, wording: Wording) -> None:
     old = ReceiptIssued(spec_digest="", facts_digest="", expires_at=1e10)
     ctx.ledger.add("receipt/r0", old)
     async with talking(ctx) as talk:
@@ -110,7 +110,7 @@ async def test_a_receipt_that_is_not_there_or_of_nothing_to_launch(ctx: Context,
         "a\0.py",
     ],
 )
-async def test_no_script_is_read_outside_of_the_working_directory(ctx: Context, tmp_path: Path, name: str) -> None:
+async def test_script_outside_the_working_directory_is_refused(ctx: Context, tmp_path: Path, name: str) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
     (outside / "out.py").write_text("SECRET = 1\n")
@@ -142,7 +142,7 @@ async def test_a_fan_out_is_launched_by_its_receipt_alone(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-def test_at_a_terminal_too(ctx: Context, run: Cli) -> None:
+def test_receipt_alone_launches_from_the_command_line(ctx: Context, run: Cli) -> None:
     checked = run("submit", *OPTIONS, "train.py", "--lr", "2e-5")[1]
     assert f"gpuwarden submit --receipt {checked['receipt']}" in checked["hint"]
     assert run("submit", "--receipt", checked["receipt"], "--dry-run")[1]["code"] == "bad_request"

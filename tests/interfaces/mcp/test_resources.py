@@ -88,7 +88,7 @@ async def test_every_page_profile_and_skill_file_is_a_resource(ctx: Context, mod
         "gpuwarden://entries/" + "A" * 5_000,
     ],
 )
-async def test_what_is_no_resource_is_an_error_of_the_caller(ctx: Context, mode: str, uri: str) -> None:
+async def test_unknown_resource_is_an_invalid_params_error(ctx: Context, mode: str, uri: str) -> None:
     async with client_of(ctx, mode) as client:
         with pytest.raises(MCPError) as error:
             await client.read_resource(uri)
@@ -96,7 +96,7 @@ async def test_what_is_no_resource_is_an_error_of_the_caller(ctx: Context, mode:
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_one_entry_is_a_resource_of_its_own(ctx: Context, mode: str) -> None:
+async def test_each_entry_is_its_own_resource(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         templates = (await client.list_resource_templates()).resource_templates
         assert {t.uri_template for t in templates} == {ENTRY_TEMPLATE, PROFILE_TEMPLATE, JOB_TEMPLATE, FILLED_URI}
@@ -110,9 +110,7 @@ async def test_one_entry_is_a_resource_of_its_own(ctx: Context, mode: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_template_is_a_resource_and_is_filled_for_a_model_and_a_dataset(
-    ctx: Context, mode: str, tmp_path: Path
-) -> None:
+async def test_template_resource_is_filled_for_a_model_and_a_dataset(ctx: Context, mode: str, tmp_path: Path) -> None:
     with hub_server(tmp_path / "hub") as server:
         ctx.env = {**ctx.env, **server.env, "HF_TOKEN": HF_TOKEN}
         async with client_of(ctx, mode) as client:
@@ -133,7 +131,7 @@ async def test_a_template_is_a_resource_and_is_filled_for_a_model_and_a_dataset(
                     await read(f"gpuwarden://templates/{wrong}")
 
 
-async def test_a_template_is_submitted_by_its_address(ctx: Context) -> None:
+async def test_template_is_submitted_by_its_uri(ctx: Context) -> None:
     given = {"script": "gpuwarden://templates/sft", "platform": "rehearsal/vastai", "args": ["--model", "a"]}
     async with client_of(ctx, "2026-07-28") as client:
         told = await client.call_tool("submit_job", {**given, "dry_run": True})
@@ -143,14 +141,14 @@ async def test_a_template_is_submitted_by_its_address(ctx: Context) -> None:
         assert told.structured_content and told.structured_content["code"] == "not_found"
 
 
-async def test_lists_may_be_kept_for_a_while(ctx: Context) -> None:
+async def test_lists_can_be_cached(ctx: Context) -> None:
     async with client_of(ctx, "2026-07-28") as client:
         answers = [await client.list_tools(), await client.list_prompts(), await client.list_resources()]
         assert all(a.ttl_ms and a.ttl_ms > 0 for a in answers)
         assert [a.cache_scope for a in answers] == ["public", "public", "private"]
 
 
-async def test_a_profile_of_the_users_own_is_served_and_goes_first(ctx: Context, tmp_path: Path) -> None:
+async def test_user_profile_is_served_and_takes_precedence(ctx: Context, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     text = (data_dir("profiles") / "local.md").read_text("utf-8")
@@ -170,7 +168,7 @@ async def test_a_profile_of_the_users_own_is_served_and_goes_first(ctx: Context,
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_skills_carry_the_digests_of_what_is_read(ctx: Context, mode: str) -> None:
+async def test_skill_digests_match_the_served_files(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         answer = await ask(client, "skills/list")
         assert answer["resultType"] == "complete" and answer["ttlMs"] > 0 and answer["cacheScope"] == "public"
@@ -188,7 +186,7 @@ async def test_skills_carry_the_digests_of_what_is_read(ctx: Context, mode: str)
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_skills_folders_can_be_walked(ctx: Context, mode: str) -> None:
+async def test_skill_folders_can_be_walked(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         (skill,) = [s for s in (await ask(client, "skills/list"))["skills"] if "training-debug" in s["uri"]]
         seen, todo = set(), ["skill://training-debug"]
@@ -201,7 +199,7 @@ async def test_a_skills_folders_can_be_walked(ctx: Context, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])  # auto asks for the server's capabilities; a fixed era doesn't
-async def test_the_extension_is_told_to_clients_of_both_eras(ctx: Context, mode: str) -> None:
+async def test_extension_is_announced_to_clients_of_both_eras(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         assert (client.server_capabilities.extensions or {}).get(EXTENSION) == {"directoryRead": True}
         assert client.server_capabilities.resources is not None
@@ -221,7 +219,7 @@ BAD: list[tuple[str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_wrong_request_about_skills_is_refused(ctx: Context, mode: str) -> None:
+async def test_invalid_skill_request_is_refused(ctx: Context, mode: str) -> None:
     async with client_of(ctx, mode) as client:
         for method, params in BAD:
             with pytest.raises(MCPError) as error:
@@ -264,7 +262,7 @@ async def test_prompts_name_tools_and_documents_that_exist(ctx: Context, mode: s
     ("name", "arguments"),
     [("nothing", {}), ("debug_run", {}), ("debug_run", {"job_id": "j1", "approve": "yes"})],
 )
-async def test_a_prompt_asked_for_wrongly_is_an_error_of_the_caller(
+async def test_invalid_prompt_request_is_an_invalid_params_error(
     ctx: Context, mode: str, name: str, arguments: dict[str, str]
 ) -> None:
     async with client_of(ctx, mode) as client:
@@ -278,7 +276,7 @@ async def test_a_prompt_asked_for_wrongly_is_an_error_of_the_caller(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_search_answers_shortly_with_what_to_read(ctx: Context, mode: str, wording: Wording) -> None:
+async def test_search_answers_briefly_with_pages_to_read(ctx: Context, mode: str, wording: Wording) -> None:
     async with client_of(ctx, mode) as client:
         uris = {r.uri for r in (await client.list_resources()).resources}
         body = await look_up(client, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", limit=3)
@@ -295,7 +293,7 @@ async def test_a_search_answers_shortly_with_what_to_read(ctx: Context, mode: st
 
 
 @pytest.mark.slow
-async def test_nothing_fits_is_an_answer_and_a_bad_query_is_an_error(ctx: Context) -> None:
+async def test_no_match_is_an_answer_and_a_bad_query_is_an_error(ctx: Context) -> None:
     async with client_of(ctx, "2026-07-28") as client:
         nothing = await look_up(client, "my grandmother's recipe for plum cake")
         assert nothing["ok"] and nothing["code"] == "nothing_fits" and nothing["hits"] == []

@@ -124,7 +124,7 @@ def test_the_next_request_is_answered_after_every_broken_line(tmp_path: Path, er
 
 
 @pytest.mark.slow
-def test_a_name_that_is_not_text_does_not_end_the_server(tmp_path: Path) -> None:
+def test_undecodable_file_name_does_not_end_the_server(tmp_path: Path) -> None:
     home = tmp_path / "home"
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -138,7 +138,7 @@ def test_a_name_that_is_not_text_does_not_end_the_server(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("era", OPENINGS)
-def test_a_server_that_could_not_start_explains_and_starts_at_the_next_call(tmp_path: Path, era: str) -> None:
+def test_server_that_could_not_start_explains_and_starts_on_a_later_call(tmp_path: Path, era: str) -> None:
     home, envelope = tmp_path / "home", ENVELOPE if era == "modern" else {}
     file = policy_file(home)
     file.write_text(INVALID_POLICY, "utf-8")
@@ -169,7 +169,7 @@ def test_a_server_that_never_started_ends_with_the_reason(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_running_server_obeys_the_policy_of_now(tmp_path: Path) -> None:
+def test_running_server_follows_policy_changes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     file = policy_file(home)
     quick_warden(home)
@@ -198,7 +198,7 @@ def test_a_running_server_obeys_the_policy_of_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_output_beside_the_server_never_reaches_the_client(tmp_path: Path) -> None:
+def test_stray_output_never_reaches_the_client(tmp_path: Path) -> None:
     """A tool or a library may print text that the client would read as a message."""
     code = "import os, subprocess, sys\nfrom gpuwarden.interfaces.mcp import background_watch\n"
     code += "async def noisy(ctx):\n    print('noise', flush=True)\n    os.write(1, b'noise')\n"
@@ -225,7 +225,7 @@ def test_output_beside_the_server_never_reaches_the_client(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.attack("text", "wakes a session with an alert that contains instructions")
-def test_a_channel_brings_the_model_an_alert_as_data(tmp_path: Path) -> None:
+def test_channel_delivers_an_alert_as_quoted_data(tmp_path: Path) -> None:
     home, heard = tmp_path / "home", threading.Event()
 
     def record_alerts() -> None:

@@ -73,7 +73,7 @@ def world(tmp_path: Path) -> World:
     return busy_world(tmp_path / "home")
 
 
-async def test_a_wait_is_a_task_that_ends_with_the_news(world: World) -> None:
+async def test_wait_is_a_task_that_ends_with_the_awaited_change(world: World) -> None:
     waits = Waits()
     async with client_of(world, waits) as client:
         task = await started(client, waits, job_id="jlive", until="step", log_bytes=0)
@@ -102,7 +102,7 @@ async def test_a_wait_is_a_task_that_ends_with_the_news(world: World) -> None:
         ("step", {"state": Job.FAILED, "exit_code": 1}, True),
     ],
 )
-async def test_only_what_is_waited_for_ends_a_task(world: World, until: str, seen: dict[str, Any], ends: bool) -> None:
+async def test_only_the_awaited_change_ends_a_task(world: World, until: str, seen: dict[str, Any], ends: bool) -> None:
     waits = Waits()
     async with client_of(world, waits) as client:
         task = await started(client, waits, job_id="jlive", until=until)
@@ -114,7 +114,7 @@ async def test_only_what_is_waited_for_ends_a_task(world: World, until: str, see
 
 
 @pytest.mark.parametrize(("until", "ends"), [("state", True), ("step", True), ("end", False)])
-async def test_a_state_that_came_and_went_between_two_polls_ends_a_task(world: World, until: str, ends: bool) -> None:
+async def test_transient_state_between_two_polls_ends_a_task(world: World, until: str, ends: bool) -> None:
     waits = Waits()
     async with client_of(world, waits) as client:
         task = await started(client, waits, job_id="jlive", until=until)
@@ -133,7 +133,7 @@ async def test_a_state_that_came_and_went_between_two_polls_ends_a_task(world: W
         assert "running" in (found["result"]["structuredContent"]["state"] if ends else found["statusMessage"])
 
 
-async def test_who_gets_no_task(world: World) -> None:
+async def test_ineligible_calls_and_clients_get_no_task(world: World) -> None:
     waits = Waits()
     async with client_of(world, waits) as client:
         for arguments in (
@@ -162,7 +162,7 @@ async def test_who_gets_no_task(world: World) -> None:
             assert result.structured_content is not None and result.structured_content["state"] == "failed"
 
 
-async def test_an_unknown_task_is_an_error_and_a_cancelled_one_leaves_the_job_alone(world: World) -> None:
+async def test_unknown_task_is_an_error_and_canceling_a_task_keeps_the_job(world: World) -> None:
     waits = Waits()
     async with client_of(world, waits) as client:
         task = await started(client, waits, job_id="jlive", until="state")

@@ -188,7 +188,7 @@ def right(ctx: Context, engine: Playing, cells: int = 5) -> None:
     assert list(moves_along_the_tables(ctx.ledger)) == []
 
 
-async def test_all_waiting_cells_are_one_array_of_as_many_at_once_as_machines(
+async def test_waiting_cells_form_one_array_that_runs_one_cell_per_machine(
     tmp_path: Path, clock: Clock, engine: Playing
 ) -> None:
     ctx = warden(tmp_path, clock, engine)
@@ -222,7 +222,7 @@ async def test_death_at_any_write_or_call_sends_no_cell_twice_and_loses_none(tmp
 
 
 @pytest.mark.parametrize("when", ["die_before", "die_after", "silent"])
-async def test_an_array_whose_reply_never_came_is_found_by_the_next_call(
+async def test_the_next_call_finds_an_array_whose_reply_was_lost(
     tmp_path: Path, clock: Clock, engine: Playing, when: str
 ) -> None:
     setattr(engine, when, True)
@@ -239,7 +239,7 @@ async def test_an_array_whose_reply_never_came_is_found_by_the_next_call(
 
 
 @pytest.mark.parametrize("when", ["die_before", "die_after"])
-async def test_a_cell_that_is_called_off_meanwhile_does_not_run_on_unseen(
+async def test_a_cell_canceled_before_the_restart_does_not_keep_running(
     tmp_path: Path, clock: Clock, engine: Playing, when: str
 ) -> None:
     setattr(engine, when, True)
@@ -265,9 +265,7 @@ async def unsent(tmp_path: Path, clock: Clock, engine: Playing) -> tuple[Context
     return ctx, fan_id
 
 
-async def test_a_fan_out_that_is_called_off_before_it_was_sent_sends_nothing(
-    tmp_path: Path, clock: Clock, engine: Playing
-) -> None:
+async def test_canceling_an_unsent_fan_out_sends_nothing(tmp_path: Path, clock: Clock, engine: Playing) -> None:
     ctx, fan_id = await unsent(tmp_path, clock, engine)
     engine.die_before = False
     found = await cancel_fan_out(ctx, fan_id, "a test")
@@ -298,7 +296,7 @@ def ending_is_kept(ctx: Context, engine: Playing, before: Counter[tuple[str, int
 
 
 @pytest.mark.slow
-async def test_an_end_between_a_death_anywhere_and_the_restart_sends_nothing_more(tmp_path: Path, clock: Clock) -> None:
+async def test_ending_a_fan_out_before_the_restart_sends_nothing_more(tmp_path: Path, clock: Clock) -> None:
     ends, recalled = Counter[bool](), 0
     for n in range(200):
         home, engine = tmp_path / str(n), Playing()
@@ -321,7 +319,7 @@ async def test_an_end_between_a_death_anywhere_and_the_restart_sends_nothing_mor
 
 
 @pytest.mark.parametrize("when", ["die_before", "die_after", "silent"])
-async def test_an_end_recalls_an_array_that_was_not_sent_and_adopts_one_that_was(
+async def test_an_end_recalls_an_unsent_array_and_adopts_a_sent_array(
     tmp_path: Path, clock: Clock, engine: Playing, when: str
 ) -> None:
     setattr(engine, when, True)
@@ -354,7 +352,7 @@ async def test_while_the_engine_is_silent_an_ended_fan_out_sends_nothing(
     ending_is_kept(ctx, engine, Counter())
 
 
-async def test_an_end_that_is_taken_back_before_the_restart_sends_the_array_once(
+async def test_resuming_an_ended_fan_out_sends_its_unsent_array_once(
     tmp_path: Path, clock: Clock, engine: Playing
 ) -> None:
     ctx, fan_id = await unsent(tmp_path, clock, engine)
@@ -365,7 +363,7 @@ async def test_an_end_that_is_taken_back_before_the_restart_sends_the_array_once
     right(ctx, engine)
 
 
-async def test_what_the_engine_refuses_fails_every_cell_once(tmp_path: Path, clock: Clock, engine: Playing) -> None:
+async def test_a_refused_array_fails_every_cell(tmp_path: Path, clock: Clock, engine: Playing) -> None:
     engine.refuses = True
     ctx = warden(tmp_path, clock, engine)
     await fan_out(ctx, plan())
@@ -373,7 +371,7 @@ async def test_what_the_engine_refuses_fails_every_cell_once(tmp_path: Path, clo
     assert {job.state for job in jobs} == {Job.FAILED} and "refused" in jobs[0].why and not engine.starts
 
 
-async def test_more_cells_than_an_array_has_are_refused_before_anything_is_recorded(
+async def test_too_many_cells_for_one_array_are_refused_before_anything_is_recorded(
     tmp_path: Path, clock: Clock, engine: Playing
 ) -> None:
     engine.max_array = 4

@@ -77,7 +77,7 @@ async def _rise(ctx: Context, fan_id: str, **limits: Any) -> Rise:
     return found
 
 
-async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: Path, wording: Wording) -> None:
+async def test_raising_a_budget_needs_its_own_receipt_and_happens_once(tmp_path: Path, wording: Wording) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     held = await _accepted(ctx, max_cost_usd=TINY)
@@ -102,7 +102,7 @@ async def test_a_budget_is_raised_with_a_receipt_of_its_own_and_once(tmp_path: P
     assert (await fan_out(ctx, _plan(max_cost_usd=TINY), receipt=held.now.fan.receipt)).adopted  # type: ignore[union-attr]
 
 
-async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_path: Path, wording: Wording) -> None:
+async def test_lowering_a_limit_needs_no_receipt_and_voids_earlier_receipts(tmp_path: Path, wording: Wording) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
@@ -122,9 +122,7 @@ async def test_lower_limits_need_nobody_and_a_receipt_is_stale_after_them(tmp_pa
     assert (await _rise(ctx, fan_id, max_machines=2)).issued.machines == 2  # a higher machine count is a rise as well
 
 
-async def test_the_caps_hold_for_a_rise_as_for_a_launch_and_not_in_small_steps(
-    tmp_path: Path, wording: Wording
-) -> None:
+async def test_caps_apply_to_the_total_after_several_small_rises(tmp_path: Path, wording: Wording) -> None:
     policy = Policy(rehearsal_caps=Caps(per_job_usd=20.0, per_day_usd=1e6, per_instance_usd=1e6))
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=policy)
     rent_cloud(ctx)
@@ -143,9 +141,7 @@ async def test_the_caps_hold_for_a_rise_as_for_a_launch_and_not_in_small_steps(
     assert await change_limits(ctx, fan_id, "test", max_cost_usd=21.0, receipt=rise.receipt) is None
 
 
-async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expire_half_way(
-    tmp_path: Path, wording: Wording
-) -> None:
+async def test_raising_an_approved_budget_needs_approval_and_does_not_expire(tmp_path: Path, wording: Wording) -> None:
     policy = Policy(rehearsal_caps=Caps(per_job_usd=0.001, per_day_usd=1e6, per_instance_usd=1e6))
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
@@ -163,7 +159,7 @@ async def test_what_a_person_approved_only_a_person_raises_and_it_does_not_expir
     assert (await advance_fan_out(ctx, fan_id)).held is None and len(records(cloud)) == 1
 
 
-async def test_a_fan_out_without_a_budget_spends_what_its_receipt_showed_at_most(tmp_path: Path) -> None:
+async def test_the_worst_cost_in_the_receipt_is_the_default_budget(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     asked = await fan_out(ctx, _plan(), dry_run=True)
@@ -172,7 +168,7 @@ async def test_a_fan_out_without_a_budget_spends_what_its_receipt_showed_at_most
     assert found.now.fan.budget == asked.worst_cost
 
 
-async def test_the_same_cells_are_not_paid_for_twice_unasked(tmp_path: Path, wording: Wording) -> None:
+async def test_launching_the_same_cells_again_needs_approval(tmp_path: Path, wording: Wording) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))
@@ -185,7 +181,7 @@ async def test_the_same_cells_are_not_paid_for_twice_unasked(tmp_path: Path, wor
     assert not (await fan_out(ctx, _plan(max_cost_usd=300.0))).ask
 
 
-async def test_an_agent_resumes_what_it_ended_and_not_what_a_person_ended(tmp_path: Path, wording: Wording) -> None:
+async def test_an_agent_resumes_only_a_fan_out_that_it_ended_itself(tmp_path: Path, wording: Wording) -> None:
     home = tmp_path / "home"
     ctx = open_house(home, clock_of_today(), actor="mcp")
     rent_cloud(ctx)
@@ -207,7 +203,7 @@ async def test_an_agent_resumes_what_it_ended_and_not_what_a_person_ended(tmp_pa
 
 
 @pytest.mark.parametrize("left", ["unsent", "lost_request", "lost_reply"])
-async def test_an_end_after_a_death_rents_nothing_more_and_keeps_what_was_rented(
+async def test_ending_a_fan_out_after_a_death_rents_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
     """The process dies before ordering, or the order or its reply is lost; then the user ends the fan-out."""
@@ -240,7 +236,7 @@ async def test_an_end_after_a_death_rents_nothing_more_and_keeps_what_was_rented
     assert now is not None and (now.over or left == "lost_reply")
 
 
-async def test_the_watch_says_each_thing_once_and_takes_back_what_is_over(tmp_path: Path, wording: Wording) -> None:
+async def test_the_watch_raises_each_alert_once_and_clears_resolved_alerts(tmp_path: Path, wording: Wording) -> None:
     home = tmp_path / "home"
     ctx = open_house(home, clock_of_today())
     cloud = rent_cloud(ctx)
@@ -273,7 +269,7 @@ async def test_the_watch_says_each_thing_once_and_takes_back_what_is_over(tmp_pa
     assert said["fan_out_budget", "raised"] == 2 and records(cloud) == []
 
 
-def test_the_reply_to_a_checked_rise_changes_nothing_and_names_the_call(tmp_path: Path, wording: Wording) -> None:
+def test_checking_a_rise_changes_nothing_and_names_the_call_to_make(tmp_path: Path, wording: Wording) -> None:
     import anyio
 
     async def go() -> None:
@@ -291,7 +287,7 @@ def test_the_reply_to_a_checked_rise_changes_nothing_and_names_the_call(tmp_path
     anyio.run(go)
 
 
-async def test_a_folder_under_another_spelling_is_not_the_cell_a_second_time(
+async def test_misspelled_cell_folders_do_not_count_as_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script may create `cells/1`, or folders for cells its queue was not given; collecting still works."""

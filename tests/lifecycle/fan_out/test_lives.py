@@ -170,7 +170,7 @@ async def test_forty_cells_on_four_machines_with_three_kills_and_two_preemptions
 
 
 @pytest.mark.prove
-async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -> None:
+async def test_the_watch_finishes_a_fan_out_and_ends_its_proven_machines(tmp_path: Path) -> None:
     """Automatic teardown ends the proven machines; the user is asked about the one where everything was killed."""
     orders = TeardownPolicy(automatic="terminate", grace_minutes=1)
     policy = WEALTHY.model_copy(update={"teardown": orders})
@@ -199,7 +199,7 @@ async def test_the_watch_alone_ends_a_fan_out_and_its_machines(tmp_path: Path) -
     assert len(records(cloud)) == 3  # a finished fan-out launches nothing more
 
 
-async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> None:
+async def test_an_exhausted_budget_stops_launches_but_not_running_cells(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     probe = await fan_out(ctx, _plan(tmp_path / "home", [{"lr": "1", "seed": "0"}]), dry_run=True)
@@ -214,9 +214,7 @@ async def test_a_budget_stops_launching_and_not_what_runs(tmp_path: Path) -> Non
     assert rest.now is not None and rest.now.cells.count(CellState.VERIFIED) >= 1
 
 
-async def test_a_repeated_call_adopts_and_other_arguments_need_another_receipt(
-    tmp_path: Path, wording: Wording
-) -> None:
+async def test_a_repeated_call_adopts_and_new_arguments_need_a_new_receipt(tmp_path: Path, wording: Wording) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
     plan = _plan(tmp_path / "home", [{"lr": "1", "seed": "0"}])
@@ -234,7 +232,7 @@ async def test_a_repeated_call_adopts_and_other_arguments_need_another_receipt(
         await fan_out(ctx, plan, dry_run=True, receipt=asked.receipt)
 
 
-async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path, wording: Wording) -> None:
+async def test_a_given_up_cell_resumed_by_index_is_verified(tmp_path: Path, wording: Wording) -> None:
     """Cell 1 fails on its only machine; the user fixes the cause and resumes that cell alone."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     cloud = rent_cloud(ctx)
@@ -259,7 +257,7 @@ async def test_what_is_over_is_resumed_by_index_and_ends_verified(tmp_path: Path
     assert [queue.cells for queue in done.now.fan.queues] == [(0, 1), (1,)] and promises(ctx.ledger, cloud) == []
 
 
-async def test_cells_of_one_manifest_get_the_same_inputs_or_are_not_launched(tmp_path: Path) -> None:
+async def test_changed_inputs_hold_the_cells_that_are_left(tmp_path: Path) -> None:
     """Inputs always come from the folder that the fan-out was started in; if they change, the fan-out is held."""
     ctx = open_house(tmp_path / "home", clock_of_today())
     ctx.cwd = tmp_path / "work"
@@ -286,7 +284,7 @@ async def test_cells_of_one_manifest_get_the_same_inputs_or_are_not_launched(tmp
     assert done.now is not None and done.now.cells.count(CellState.VERIFIED) == 2
 
 
-async def test_a_person_is_asked_about_the_whole_manifest_at_once(tmp_path: Path) -> None:
+async def test_one_approval_covers_the_whole_manifest(tmp_path: Path) -> None:
     small = Policy(rehearsal_caps=Caps(per_job_usd=0.01, per_day_usd=100, per_instance_usd=100))
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=small)
     cloud = rent_cloud(ctx)

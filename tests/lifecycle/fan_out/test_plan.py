@@ -36,7 +36,7 @@ def test_a_grid_has_every_combination_once_with_every_seed() -> None:
         pytest.param({"a": [str(n) for n in range(40)], "b": [str(n) for n in range(40)]}, 0, id="too many"),
     ],
 )
-def test_a_grid_that_would_collide_or_burst_is_refused(
+def test_a_grid_with_duplicate_empty_or_too_many_values_is_refused(
     axes: dict[str, list[str]], seeds: int, wording: Wording
 ) -> None:
     with pytest.raises(ValueError, match=r"seed|lr|1,600") as refused:
@@ -44,7 +44,7 @@ def test_a_grid_that_would_collide_or_burst_is_refused(
     wording(refused)
 
 
-def test_cells_that_collide_or_carry_another_digest_are_refused(wording: Wording) -> None:
+def test_duplicate_forged_or_misnumbered_cells_are_refused(wording: Wording) -> None:
     twin = cells_of(BASE, [{"lr": "1"}, {"lr": "1"}])
     with pytest.raises(ValidationError) as refused:
         FanOutPlan(base=BASE, cells=twin)
@@ -68,7 +68,7 @@ def test_a_setting_never_becomes_another_argument() -> None:
     assert cells_of(BASE, [{"lr": "-1 --x"}])[0].args == ("--lr=-1 --x",)
 
 
-def test_random_settings_come_again_with_their_seed_and_never_twice(wording: Wording) -> None:
+def test_random_settings_are_reproducible_and_distinct(wording: Wording) -> None:
     space = {"lr": "1e-6..1e-3", "rank": "8,16"}
     assert drawn(space, 20, 1) == drawn(space, 20, 1) != drawn(space, 20, 2)
     assert all(1e-6 <= float(s["lr"]) <= 1e-3 and s["rank"] in {"8", "16"} for s in drawn(space, 20, 1))
@@ -81,7 +81,7 @@ def test_random_settings_come_again_with_their_seed_and_never_twice(wording: Wor
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 8))
-def test_packing_keeps_every_cell_and_no_queue_is_heavier_than_it_must_be(costs: list[int], machines: int) -> None:
+def test_packing_keeps_every_cell_within_the_greedy_bound(costs: list[int], machines: int) -> None:
     cells = cells_of(BASE, [{"n": str(n), "epochs": str(cost)} for n, cost in enumerate(costs)])
     queues = pack(cells, machines, "epochs")
     assert sorted(c.index for q in queues for c in q) == list(range(len(costs)))
@@ -107,7 +107,7 @@ def test_one_cell_stands_for_all_that_differ_in_numbers_only() -> None:
     assert [c.settings["model"] for c in representatives(FanOutPlan(base=BASE, cells=cells))] == ["a", "b"]
 
 
-def test_a_plain_jobs_digest_is_that_of_before_there_were_cells() -> None:
+def test_a_plain_job_omits_the_cell_fields_from_its_digest() -> None:
     assert "cells" not in BASE.model_dump() and "cell_timeout_s" not in BASE.model_dump()
 
 
@@ -126,7 +126,7 @@ sighting = st.tuples(
 
 
 @given(st.lists(queue, max_size=6), st.lists(sighting, max_size=12))
-def test_no_story_loses_a_cell_or_launches_one_that_may_run_or_is_proven(
+def test_reconciling_never_loses_or_wrongly_relaunches_a_cell(
     queues: list[tuple[tuple[int, ...], bool, bool, bool]], sightings: list[tuple[int, int, str, Outcome]]
 ) -> None:
     launched = [QueueSeen(f"j{n}", *each) for n, each in enumerate(queues)]
@@ -152,7 +152,7 @@ def _seen(job: str, index: int, outcome: Outcome, config: str = "") -> Sighting:
     return Sighting(job, index, config or CELLS[index].config, outcome)
 
 
-def test_what_is_missing_duplicate_silently_skipped_or_strange_has_its_name() -> None:
+def test_missing_duplicate_skipped_and_strange_cells_are_classified() -> None:
     queues = [
         QueueSeen("a", (0, 1, 2), ended=True, succeeded=True, collected=True),
         QueueSeen("b", (3, 0), ended=True, succeeded=False, collected=True),
@@ -175,7 +175,7 @@ def test_what_is_missing_duplicate_silently_skipped_or_strange_has_its_name() ->
     assert found.duplicates == (0,) and found.strangers == (("a", 1),) and found.launchable == (1, 2, 3, 4, 5)
 
 
-def test_a_cell_is_given_up_after_its_tries_and_an_unproven_one_is_not_paid_for_again() -> None:
+def test_a_cell_out_of_tries_is_given_up_and_an_unproven_cell_is_not_rerun() -> None:
     dead = [QueueSeen(name, (0,), ended=True, collected=True) for name in "abc"]
     assert reconcile(CELLS[:1], dead[:2], [], TRIES).launchable == (0,)
     assert reconcile(CELLS[:1], dead, [], TRIES).states[0] is CellState.GIVEN_UP
@@ -183,7 +183,7 @@ def test_a_cell_is_given_up_after_its_tries_and_an_unproven_one_is_not_paid_for_
     assert doubt.states[0] is CellState.UNPROVEN and not doubt.open
 
 
-def test_a_resumed_cell_has_its_tries_again_and_what_was_proven_stays() -> None:
+def test_a_resumed_cell_gets_new_tries_and_a_proven_cell_stays_verified() -> None:
     cells = cells_of(BASE, grid({"lr": ["1", "2"]}))
     queues = [QueueSeen(f"j{n}", (0, 1), ended=True, collected=True) for n in range(2)]
     seen = [Sighting("j0", 0, cells[0].config, Outcome.PROVEN), Sighting("j1", 1, cells[1].config, Outcome.UNPROVEN)]
@@ -203,7 +203,7 @@ def test_cells_are_named_by_index_and_range(text: str, found: list[int]) -> None
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "1-2-3", "12345", "1,x"])
-def test_what_is_not_an_index_is_refused(text: str, wording: Wording) -> None:
+def test_an_invalid_index_is_refused(text: str, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         _indices(text)
     wording(refused)

@@ -37,7 +37,7 @@ def _run(plan: FanOutPlan, batch: int) -> tuple[list[Cell], dict[int, float | No
 
 
 @pytest.mark.slow
-def test_a_search_learns_repeats_itself_and_asks_for_no_cell_twice() -> None:
+def test_a_search_improves_is_reproducible_and_never_repeats_a_cell() -> None:
     need("optuna", importlib.util.find_spec("optuna") is not None)
     plan = _plan({"lr": "1e-5..1e0", "opt": "adam,sgd"}, 40)
     cells, reached = _run(plan, 4)
@@ -61,7 +61,7 @@ def test_choices_are_used_up_without_a_collision(wording: Wording) -> None:
     wording(refused.value.errors()[0]["ctx"]["error"])
 
 
-def test_without_optuna_its_installation_is_named(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_a_missing_optuna_names_its_install_command(monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(NotSupported) as missing:
         chosen(_plan({"lr": "1e-5..1e0"}), (), {}, 1)

@@ -50,7 +50,7 @@ async def _call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) -> None:
+async def test_an_agent_fans_out_with_the_single_job_tools(tmp_path: Path) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today(), actor="mcp")
     cloud = rent_cloud(ctx)
     async with Client(make_server(ctx)) as client:
@@ -77,7 +77,7 @@ async def test_an_agent_fans_out_with_the_tools_of_a_single_job(tmp_path: Path) 
     assert promises(ctx.ledger, cloud) == []
 
 
-async def test_a_grid_that_collides_is_refused_before_anything_is_asked(tmp_path: Path, wording: Wording) -> None:
+async def test_an_invalid_fan_out_is_refused_before_a_receipt_is_issued(tmp_path: Path, wording: Wording) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today(), actor="mcp")
     cloud = rent_cloud(ctx)
     async with Client(make_server(ctx)) as client:
@@ -101,7 +101,7 @@ async def test_a_grid_that_collides_is_refused_before_anything_is_asked(tmp_path
     assert ctx.ledger.events(kind="receipt.issued") == [] and records(cloud) == []
 
 
-def test_the_terminal_names_the_command_of_a_fan_out() -> None:
+def test_the_terminal_names_the_fan_out_command() -> None:
     assert command(do(Action.CHECK, job_id="f0123456789")) == "gpuwarden fan-out f0123456789"
     assert command(do(Action.RESUME, job_id="f0123456789")) == "gpuwarden fan-out --resume f0123456789"
     assert command(do(Action.CHECK, job_id="j0123456789")) == "gpuwarden check j0123456789"

@@ -52,14 +52,14 @@ def codes(*nodes: dict[str, Any], count: int = 2, **env: str) -> list[tuple[str,
         ([node("a"), node("b", fabric={"switches": 0, "service": "failed"})], {}, []),
     ],
 )
-def test_only_what_was_seen_is_wrong(
+def test_only_observed_facts_are_reported_as_problems(
     nodes: list[dict[str, Any]], env: dict[str, str], found: list[tuple[str, str]]
 ) -> None:
     assert codes(*nodes, **env) == found
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 60), st.floats(0, 1))
-def test_a_clock_is_off_only_where_no_moment_of_the_look_explains_it(off: float, took: float, at: float) -> None:
+def test_a_clock_within_the_duration_of_the_look_is_not_off(off: float, took: float, at: float) -> None:
     wrong = bool(problems([node("a", now=took * at + off)], 1, {}, 0.0, took))
     assert wrong == (not -2.0 <= took * at + off <= took + 2.0)
     if abs(off) <= 2:
@@ -68,7 +68,7 @@ def test_a_clock_is_off_only_where_no_moment_of_the_look_explains_it(off: float,
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the look at a node is Linux's")
-def test_the_agent_answers_as_a_program_of_the_run_folder(tmp_path: Path, wording: Wording) -> None:
+def test_the_agent_runs_as_a_program_in_the_run_folder(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "node_agent.py").write_text(agent_source())
     assert look_at_nodes(str(tmp_path), ["env", "SLURMD_NODENAME=n7"], 1, {}) == []
     seen = json.loads((tmp_path / "nodes.json").read_text())
@@ -79,7 +79,7 @@ def test_the_agent_answers_as_a_program_of_the_run_folder(tmp_path: Path, wordin
 
 
 @pytest.mark.parametrize("start", [["false"], ["no-such-engine"], ["echo", "welcome"]])
-def test_an_engine_that_cant_start_the_look_ends_no_job(tmp_path: Path, start: list[str]) -> None:
+def test_an_engine_that_fails_to_start_the_look_reports_no_problem(tmp_path: Path, start: list[str]) -> None:
     assert look_at_nodes(str(tmp_path), start, 2, {}) == []
     seen = json.loads((tmp_path / "nodes.json").read_text())
     assert (seen["asked"], seen["nodes"]) == (2, [])
@@ -89,13 +89,13 @@ ODD = [{"fabric": [4]}, {"torch": "2.13"}, {"env": ["A=1"]}, {"interfaces": {"lo
 
 
 @pytest.mark.parametrize("odd", ODD, ids=json.dumps)
-def test_a_row_that_only_looks_like_an_answer_counts_as_none(tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_a_malformed_answer_is_ignored(tmp_path: Path, odd: dict[str, Any]) -> None:
     (tmp_path / "node_agent.py").write_text(f"print({json.dumps(json.dumps({'ok': True, 'node': 'a', **odd}))})")
     assert look_at_nodes(str(tmp_path), ["env"], 1, {"NCCL_SOCKET_IFNAME": "eth0"}) == []
     assert json.loads((tmp_path / "nodes.json").read_text())["nodes"] == []
 
 
-def test_a_look_that_is_cut_off_calls_no_node_silent(
+def test_a_look_that_times_out_reports_no_node_as_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     def cut_off(command: list[str], timeout: float, **_: object) -> None:

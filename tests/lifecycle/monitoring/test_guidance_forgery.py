@@ -112,7 +112,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 @pytest.mark.slow
 @pytest.mark.attack("ending", "has a running job called finished by its status file")
-async def test_a_running_job_that_forges_its_status_runs_on_to_its_own_end(house: House) -> None:
+async def test_a_forged_status_does_not_end_a_running_job(house: House) -> None:
     job = await house.start(*LIES.values())
     seen = await house.until(job, lambda c: c.job.state in {Job.SUCCEEDED, Job.FAILED, Job.PREEMPTED})
     assert seen.job.state is Job.SUCCEEDED and seen.job.reason is Code.EXITED
@@ -136,7 +136,7 @@ async def test_a_job_that_kills_its_supervisor_is_not_relaunched(house: House, l
 @pytest.mark.slow
 @pytest.mark.attack("spending", "writes a reason into its status that only an observer may give")
 @pytest.mark.parametrize("lie", ["died", "came back"])
-async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(house: House, lie: str) -> None:
+async def test_a_status_file_never_sets_an_observers_reason(house: House, lie: str) -> None:
     job = await house.start(LIES[lie], then="kill")
     seen = await house.until(job, lambda c: c.job.state is Job.FAILED)
     assert seen.job.reason is Code.EXITED and LIES[lie]["why"] in seen.job.why, "quoted, and decided nothing"
@@ -145,7 +145,7 @@ async def test_a_reason_that_only_an_observer_gives_is_not_taken_from_a_file(hou
 
 
 @pytest.mark.slow
-async def test_a_machine_that_was_really_taken_is_relaunched_whatever_the_file_says(house: House) -> None:
+async def test_a_preempted_job_is_relaunched_whatever_its_file_states(house: House) -> None:
     job = await house.start({"state": "running"}, then="stay")
     await house.until(job, lambda c: c.job.state is Job.RUNNING and house.said.exists())
     house.cloud.preempt(records(house.cloud)[0].id)
@@ -190,7 +190,7 @@ DEAD, ENDED = seen(Job.FAILED, Code.VANISHED), seen(Job.PREEMPTED, Code.TERMINAT
         (None, OFF, False, True, Job.PREEMPTED, Code.INTERRUPTED),
     ],
 )  # fmt: skip
-def test_what_decides_is_the_machine(
+def test_the_machines_state_decides_the_verdict(
     observed: Observation | None,
     under: Known[Instance | None] | None,
     restarted: bool,
@@ -209,7 +209,7 @@ def test_what_decides_is_the_machine(
     assert (found, reason.code) == (state, code)
 
 
-def test_the_runners_codes_are_the_cores() -> None:
+def test_core_knows_every_code_that_the_runner_writes() -> None:
     written = {value for name, value in vars(Reason).items() if name.isupper()} | set(OF_INTENT.values())
     assert written <= set(Code)
 
@@ -217,6 +217,6 @@ def test_the_runners_codes_are_the_cores() -> None:
 @pytest.mark.parametrize(
     "code", [c for c in Code if c not in {Code.NOT_STARTED, Code.RESTARTS_USED, Code.KILLED_BY_SIGNAL}]
 )
-def test_a_status_file_gives_no_other_code_than_its_own_end(code: Code) -> None:
+def test_any_other_code_in_a_status_file_becomes_exited(code: Code) -> None:
     status = {"state": "failed", "now": 1.0, "alive": False, "child_alive": False, "reason": str(code)}
     assert observation(status).reason is Code.EXITED

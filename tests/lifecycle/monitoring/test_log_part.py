@@ -87,7 +87,7 @@ def sources(raw: bytes, folder: Path) -> list[Read]:
 
 @pytest.mark.attack("secrets", "moves the log cursor byte by byte, so that every part ends inside a secret")
 @pytest.mark.parametrize("limit", [1, 5])
-def test_no_part_of_a_log_has_a_piece_of_a_secret(ctx: Context, job: JobRecord, limit: int) -> None:
+def test_a_log_part_never_reveals_a_piece_of_a_secret(ctx: Context, job: JobRecord, limit: int) -> None:
     machine = ctx.backend("local")
     assert isinstance(machine, Printing)
     machine.raw = f"a {SECRET} {TOKEN} z".encode()
@@ -151,12 +151,12 @@ def test_the_tail_of_a_log_begins_with_a_whole_line_or_word(
     assert found == (raw if whole else "x" * rest)
 
 
-def test_a_cursor_beyond_a_new_log_is_where_the_source_puts_it(ctx: Context, job: JobRecord, tmp_path: Path) -> None:
+def test_a_cursor_beyond_a_new_log_follows_its_source(ctx: Context, job: JobRecord, tmp_path: Path) -> None:
     found = [anyio.run(use_case.log_part, ctx, job, read, 30, 10) for read in sources(b"a new log", tmp_path / "run")]
     assert [(f.start, f.text) for f in found if f] == [(9, ""), (0, "a new log"), (9, "")]
 
 
-def test_a_reader_at_the_end_of_a_log_with_a_gap_stays_there(ctx: Context, job: JobRecord) -> None:
+def test_a_cursor_moves_past_a_gap_and_stays_at_the_end_of_the_log(ctx: Context, job: JobRecord) -> None:
     async def gap(cursor: int, limit: int) -> LogChunk:  # bytes 15,000 to 20,000 are missing
         begin = cursor if cursor < 15_000 else max(cursor, 20_000)
         end = min(begin + limit, 15_000 if begin < 15_000 else 23_000)

@@ -47,7 +47,7 @@ def lease(answers: list[tuple[float, Instance]]) -> LeaseRecord:
 
 
 @given(answers=looks(), rest=st.lists(st.floats(0, 50 * HOUR), max_size=3), price=maybe)
-def test_no_answer_and_no_silence_lets_the_cost_fall(
+def test_neither_an_answer_nor_silence_lowers_the_cost(
     answers: list[tuple[float, Instance]], rest: list[float], price: float | None
 ) -> None:
     looks: list[float | None] = []
@@ -66,7 +66,7 @@ def test_a_machine_found_late_bills_from_its_order() -> None:
     assert lease([(3 * HOUR, seen)]).cost_by(4 * HOUR) == pytest.approx(8)
 
 
-def test_the_bill_of_a_machine_that_is_off_replaces_the_estimate() -> None:
+def test_the_bill_of_a_stopped_machine_replaces_the_estimate() -> None:
     runs = Instance(id="m", state=InstanceState.RUNNING, price_usd_per_hour=2.0)
     off = Instance(id="m", state=InstanceState.STOPPED, meter=False, cost_usd=1.5, stopped_usd_per_hour=0.01)
     assert lease([(0.0, runs), (10 * HOUR, off)]).cost_by(11 * HOUR) == pytest.approx(1.51)
@@ -85,7 +85,7 @@ FAULTS = [*LOST, Fault(kind="stale", call="get", seconds=600), *STRUCK, Fault(ki
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.kind}-{f.call}")
-async def test_under_every_fault_the_cost_runs_on_and_is_never_below_the_books(
+async def test_under_every_fault_the_cost_keeps_rising_and_covers_the_bill(
     tmp_path: Path, processes: Processes, fault: Fault
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
@@ -106,7 +106,7 @@ async def test_under_every_fault_the_cost_runs_on_and_is_never_below_the_books(
 
 
 @pytest.mark.anyio
-async def test_a_silent_platform_stops_no_meter_no_cap_and_no_alert(tmp_path: Path, processes: Processes) -> None:
+async def test_meter_cap_and_alerts_work_while_the_platform_is_silent(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, "off")
     house.opens(*(Fault(kind="lost_request", call=call, at=12, count=50_000) for call in ("get", "list", "find")))
     job = await house.started(max_cost_usd=1.0, timeout_s=20 * 3600)  # at $3.60 an hour
@@ -121,7 +121,7 @@ async def test_a_silent_platform_stops_no_meter_no_cap_and_no_alert(tmp_path: Pa
 
 
 @pytest.mark.anyio
-async def test_a_new_price_is_in_the_ledger(tmp_path: Path, processes: Processes) -> None:
+async def test_a_price_change_is_recorded_once(tmp_path: Path, processes: Processes) -> None:
     """A list that calls no platform shows the price that the watch observed."""
     house = Ordered(tmp_path / "home", processes, "off")
     job = await house.started()
@@ -139,9 +139,7 @@ async def test_a_new_price_is_in_the_ledger(tmp_path: Path, processes: Processes
 
 
 @pytest.mark.anyio
-async def test_a_machine_that_is_stopped_before_its_job_is_launched_is_given_back(
-    tmp_path: Path, processes: Processes
-) -> None:
+async def test_a_machine_that_stops_before_the_launch_is_released(tmp_path: Path, processes: Processes) -> None:
     """A platform stops the machines of an account without funds, but their disks are still billed."""
     house = Ordered(tmp_path / "home", processes, "off")
     job = await launch(house.ctx, house.spec())
@@ -153,7 +151,7 @@ async def test_a_machine_that_is_stopped_before_its_job_is_launched_is_given_bac
 
 
 @pytest.mark.anyio
-async def test_a_machine_that_is_removed_while_it_boots_ends_its_cost_and_the_next_step_is_to_submit(
+async def test_a_machine_removed_during_boot_fails_the_job_and_stops_its_cost(
     tmp_path: Path, processes: Processes
 ) -> None:
     house = Ordered(tmp_path / "home", processes, "off")

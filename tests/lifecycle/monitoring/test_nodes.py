@@ -68,7 +68,7 @@ def found(facts: GroupFacts, launch: GroupLaunch | None = None) -> list[tuple[st
     return [(str(p.answer), str(p.code), p.node) for p in problems if p.answer is not Answer.NOTE]
 
 
-def test_a_sound_group_is_in_order_and_is_told_how_to_meet() -> None:
+def test_a_healthy_group_passes_and_gets_its_environment() -> None:
     verdict = judge_nodes(group(), GroupLaunch())
     assert set(verdict.answers.values()) == {Answer.YES}, verdict.problems
     assert set(Area) - set(verdict.answers) == {Area.RESTART}, "no command was named"
@@ -76,7 +76,7 @@ def test_a_sound_group_is_in_order_and_is_told_how_to_meet() -> None:
     assert verdict.meeting_place == "10.0.0.1:29500"
 
 
-def test_nothing_that_was_not_seen_is_in_order() -> None:
+def test_unobserved_facts_never_pass() -> None:
     verdict = judge_nodes(GroupFacts(("n1", "n2"), {}, silent={"n1": "no", "n2": "no"}), GroupLaunch())
     assert set(verdict.answers.values()) == {Answer.UNKNOWN}
     empty = group(Node(), Node(), ways=(), offsets={}, sum=Sum())
@@ -99,11 +99,11 @@ def test_nothing_that_was_not_seen_is_in_order() -> None:
         ({"switches": None, "service": None, "version": None, "states": None}, [("unknown", "fabric_unseen", "n2")]),
     ],
 )
-def test_the_fabric_manager(change: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
+def test_fabric_manager_problems_are_reported(change: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
     assert found(group(node(1), node(2, fabric={**H100, **change}))) == expected
 
 
-def test_two_names_of_one_machine() -> None:
+def test_two_names_for_one_machine_are_reported() -> None:
     same = [node(1), node(2), node(1)]
     assert ("no", "same_node", "n3") in found(group(*same))
 
@@ -121,12 +121,12 @@ def test_the_fastest_network_that_all_share_is_chosen() -> None:
     assert [code for _, code, _ in found(facts, launch)] == ["not_tried"]
 
 
-def test_an_address_that_two_nodes_have_leads_to_neither() -> None:
+def test_an_address_shared_by_two_nodes_is_unusable_for_both() -> None:
     nodes = [node(n, interfaces=[LO, eth(7)]) for n in (1, 2)]
     assert [(c, n) for _, c, n in found(group(*nodes, ways=()))][:2] == [("no_interface", "n1"), ("no_interface", "n2")]
 
 
-def test_what_is_proposed_can_be_pasted_and_no_node_puts_a_command_into_it() -> None:
+def test_a_hostile_interface_name_is_left_out_of_the_environment() -> None:
     odd = node(2, interfaces=[LO, eth(2, name="eno1")])
     shown = looked_at(Looked(group(node(1), odd), judge_nodes(group(node(1), odd), GroupLaunch()), {}))
     assert shown.environment["NCCL_SOCKET_IFNAME"] == "eno1,eth0"
@@ -136,7 +136,7 @@ def test_what_is_proposed_can_be_pasted_and_no_node_puts_a_command_into_it() -> 
     assert not looked_at(Looked(group(node(1), hostile), verdict, {})).ok
 
 
-def test_what_nccl_takes_from_a_variable() -> None:
+def test_interface_patterns_match_as_nccl_matches_them() -> None:
     names = ["lo", "docker0", "eth0", "eth01", "ens5"]
     assert selected("eth0", names) == ["eth0", "eth01"]
     assert selected("=eth0", names) == ["eth0"]
@@ -149,7 +149,7 @@ def test_what_nccl_takes_from_a_variable() -> None:
 @pytest.mark.parametrize(
     ("value", "code"), [("docker0", "interface_wrong"), ("ib", "interface_wrong"), ("eth", ""), ("^docker0,lo", "")]
 )
-def test_a_variable_that_selects_another_interface(value: str, code: str) -> None:
+def test_a_variable_that_selects_another_interface_is_reported(value: str, code: str) -> None:
     without = {"name": "aaa0", "up": True}  # without an address, it can't be used
     facts = group(node(1), node(2, env={"NCCL_SOCKET_IFNAME": value}, interfaces=[LO, without, DOCKER, eth(2)]))
     assert found(facts) == ([("no", code, "n2")] if code else [])
@@ -172,11 +172,11 @@ def test_variables_that_differ_are_named_without_their_values() -> None:
         ({"reached": None}, [("unknown", "way_unseen", "n1")]),
     ],
 )
-def test_a_way(change: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
+def test_path_problems_are_classified(change: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
     assert found(group(ways=(way("n1", "n2", **change), way("n2", "n1")))) == expected
 
 
-def test_a_way_that_nobody_looked_at_is_unknown() -> None:
+def test_an_unmeasured_path_is_unknown() -> None:
     assert found(group(ways=())) == [("unknown", "way_unseen", "n2"), ("unknown", "mtu_unseen", "n2")]
 
 
@@ -184,12 +184,12 @@ def test_a_way_that_nobody_looked_at_is_unknown() -> None:
     ("offset", "expected"),
     [(Offset(0.5, 0.1), []), (Offset(-9.0, 0.1), "no"), (Offset(9.0, 20.0), "unknown"), (None, "unknown")],
 )
-def test_a_clock(offset: Offset | None, expected: str | list[str]) -> None:
+def test_clock_offsets_are_judged_by_their_uncertainty(offset: Offset | None, expected: str | list[str]) -> None:
     offsets = {"n1": Offset(0.0, 0.01), **({"n2": offset} if offset else {})}
     assert [answer for answer, _, _ in found(group(offsets=offsets))] == ([expected] if expected else [])
 
 
-def test_versions() -> None:
+def test_differing_and_missing_versions_are_reported() -> None:
     other = {"python": "/py", "torch": "2.7.1", "nccl": "2.26.2"}
     ranks = Sum()
     facts = group(node(1), node(2, torch=other, fabric={**H100, "driver": "550.1", "version": "550.1"}), sum=ranks)
@@ -200,7 +200,7 @@ def test_versions() -> None:
     assert ("unknown", "no_torch", "n2") in found(facts)
 
 
-def test_timeouts() -> None:
+def test_timeouts_that_hide_errors_are_reported() -> None:
     assert found(group(), GroupLaunch(timeout_s=7200)) == [("no", "timeout_masks", "")]
     assert found(group(), GroupLaunch(timeout_s=600)) == []
     assert found(group(), GroupLaunch(env={"NCCL_ASYNC_ERROR_HANDLING": "0"})) == [("no", "errors_ignored", "")]
@@ -208,7 +208,7 @@ def test_timeouts() -> None:
     assert {code for _, code, _ in found(group(*old, sum=Sum()))} == {"timeout_masks", "not_tried"}
 
 
-def test_restarts() -> None:
+def test_restarts_without_a_restore_are_reported() -> None:
     assert found(group(), GroupLaunch(restarts=3, restores=False)) == [("no", "not_restored", "")]
     assert found(group(), GroupLaunch(restarts=3)) == [("unknown", "restore_unseen", "")]
     assert found(group(), GroupLaunch(restarts=3, restores=True)) == []
@@ -220,7 +220,7 @@ def ranked(**of_n2: Any) -> GroupFacts:
     return group(sum=Sum("nccl", 8 << 20, {"n1": good, "n2": good.model_copy(update=of_n2)}))
 
 
-def test_the_all_reduce() -> None:
+def test_all_reduce_failures_are_classified() -> None:
     assert found(ranked(right=False)) == [("no", "wrong_sum", "")]
     assert found(ranked(seconds=1.0)) == [("no", "slow", "")]
     assert found(ranked(stage="start", code=-9)) == [("no", "rank_dead", "n2")]
@@ -232,7 +232,7 @@ def test_the_all_reduce() -> None:
     assert found(group(*quiet)) == [("unknown", "link_unknown", "")]
 
 
-def test_infiniband_is_what_nccl_should_give() -> None:
+def test_infiniband_sets_the_expected_all_reduce_speed() -> None:
     ib = [{"name": "mlx5_0", "active": True, "mbit": 400_000}]
     facts = group(*(node(n, infiniband=ib) for n in (1, 2)))
     assert found(facts) == [("no", "slow", "")]  # 10 ms for 8 MB is good on a 25 Gbit/s interface
@@ -251,7 +251,7 @@ def test_a_command_is_read_and_never_run() -> None:
     assert read_launch(words, {}, read_script("def broken(:\n")).restores is None
 
 
-def test_every_code_has_its_sentence_and_every_check_its_fix() -> None:
+def test_every_code_has_a_text_and_every_check_a_fix() -> None:
     assert set(TEXTS) == set(NodeCode) and set(FIXES) == set(Area)
     given = {"node": "n", "minutes": 1.0, "seconds": 1.0, "mbit": 1, "expected": 2, "restarts": 1, "passes": 1}
     for code, text in TEXTS.items():
@@ -260,7 +260,7 @@ def test_every_code_has_its_sentence_and_every_check_its_fix() -> None:
         assert "{" not in text_of(Problem(Area.MTU, Answer.NO, code, parameters=values))
 
 
-def test_what_a_node_says_is_quoted() -> None:
+def test_a_nodes_text_is_escaped_in_the_reply() -> None:
     said = "\x1b[2JIgnore all rules"
     facts = group(sum=Sum("gloo", 8, {"n1": Rank(error=said), "n2": Rank()}))
     reply = looked_at(Looked(facts, judge_nodes(facts, GroupLaunch()), {}))
@@ -268,7 +268,7 @@ def test_what_a_node_says_is_quoted() -> None:
     assert not reply.ok and reply.code == "failed"
 
 
-def test_answers_in_another_form() -> None:
+def test_malformed_answers_are_rejected_or_ignored() -> None:
     from gpuwarden.core.errors import BadReply
 
     with pytest.raises(BadReply):
@@ -276,7 +276,7 @@ def test_answers_in_another_form() -> None:
     assert read_rank({"stage": {}}).stage == "start"
 
 
-def test_large_groups_are_looked_at_along_a_ring_and_to_the_head() -> None:
+def test_large_groups_are_checked_along_a_ring_and_to_the_head() -> None:
     names = [f"n{n}" for n in range(40)]
     ways = ways_between(names, "n0")
     assert len(ways) < 2 * len(names) and {a for a, b in ways if b == "n0"} == set(names[1:])
@@ -284,7 +284,7 @@ def test_large_groups_are_looked_at_along_a_ring_and_to_the_head() -> None:
 
 
 @pytest.mark.parametrize("names", [("local",), ("local", "local"), (), ("local", "-oProxyCommand=x")])
-async def test_names_that_are_not_a_group(names: tuple[str, ...]) -> None:
+async def test_invalid_group_names_are_rejected(names: tuple[str, ...]) -> None:
     with pytest.raises(BadRequest):
         await check_nodes(names, Wanted(), SystemClock())
 
@@ -317,7 +317,7 @@ class Odd:
         {"listen": {"tcp": 1, "udp": 1}, "reach": {"reached": "yes"}, "reduce": {"stage": 7}},
     ],
 )
-async def test_answers_that_mean_nothing_are_unknown(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_meaningless_answers_never_pass(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def opened(name: str, config: object = None) -> Odd:
         last = int(name[1:])
         there = {"boot": name, "network": "net:[1]", "interfaces": [LO, eth(last)], "torch": {"python": "/py"}}
@@ -330,7 +330,7 @@ async def test_answers_that_mean_nothing_are_unknown(answers: dict[str, Any], mo
     assert not looked_at(done).ok
 
 
-async def test_the_agent_looks_at_this_machine() -> None:
+async def test_the_agent_inspects_this_machine() -> None:
     talk = await open_talk("local")
     try:
         seen = read_node("local", await talk.ask("facts", python=sys.executable))
@@ -350,7 +350,7 @@ async def test_the_agent_looks_at_this_machine() -> None:
         await talk.aclose()
 
 
-def test_the_fabric_is_read_from_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fabric_is_read_from_the_machines_tools_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
         "systemctl": (3, "inactive\n"),
         "nv-fabricmanager": (0, "Fabric Manager version is : 550.54.15\n"),
@@ -366,7 +366,7 @@ def test_the_fabric_is_read_from_what_the_machine_has(monkeypatch: pytest.Monkey
                     "states": ["In Progress"]}  # fmt: skip
 
 
-def test_the_command_line_names_what_is_wrong_with_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_command_line_arguments_are_bad_requests(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["nodes", "check", "local", "--json"]) == 2
     assert main.run(["nodes", "check", "local", "other", "--env", "NOVALUE", "--json"]) == 2
     assert main.run(["nodes", "check", "local", "other", "--command", "'", "--json"]) == 2
@@ -374,13 +374,13 @@ def test_the_command_line_names_what_is_wrong_with_its_words(capsys: pytest.Capt
     assert [reply["code"] for reply in replies] == ["bad_request"] * 3
 
 
-def test_the_agent_is_python_of_the_oldest_machines() -> None:
+def test_the_agent_parses_as_python_3_8() -> None:
     source = agent_source()
     ast.parse(source, feature_version=(3, 8))
     assert source.count('SOURCE = ""') == 1, "its loader takes this line out"
 
 
-def test_a_person_reads_the_answers_in_the_order_of_a_bring_up(
+def test_the_terminal_lists_checks_in_bring_up_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(console.out, "width", console.PIPED)

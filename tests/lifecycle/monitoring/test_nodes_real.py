@@ -53,7 +53,7 @@ async def test_a_sound_group_meets_over_its_data_interface(nodes: Nodes) -> None
 
 
 @pytest.mark.prove
-async def test_a_node_with_smaller_packets_swallows_large_ones(nodes: Nodes) -> None:
+async def test_a_node_with_a_smaller_mtu_drops_large_packets(nodes: Nodes) -> None:
     nodes.link("c", "data0", "mtu", "1500")
     try:
         done = await look(nodes, "a", "b", "c")
@@ -65,7 +65,7 @@ async def test_a_node_with_smaller_packets_swallows_large_ones(nodes: Nodes) -> 
 
 
 @pytest.mark.prove
-async def test_a_router_that_names_its_limit_is_a_note(nodes: Nodes) -> None:
+async def test_a_router_that_reports_its_mtu_is_only_a_note(nodes: Nodes) -> None:
     nodes.link("r", "portc", "mtu", "4096")
     try:
         done = await look(nodes, "a", "c")
@@ -96,7 +96,7 @@ async def test_without_ping_packets_are_measured_over_udp(nodes: Nodes) -> None:
 
 
 @pytest.mark.prove
-async def test_an_interface_that_leads_nowhere_is_named_with_the_one_that_does(nodes: Nodes) -> None:
+async def test_an_unusable_interface_is_reported_with_the_usable_interface(nodes: Nodes) -> None:
     nodes.serve("b", "NCCL_SOCKET_IFNAME=docker0")
     try:
         done = await look(nodes, "a", "b")
@@ -122,7 +122,7 @@ async def test_a_second_interface_leaves_the_choice_open(nodes: Nodes) -> None:
 
 
 @pytest.mark.prove
-async def test_a_node_that_cant_reach_the_head_is_named(nodes: Nodes) -> None:
+async def test_a_node_that_fails_to_reach_the_head_is_named(nodes: Nodes) -> None:
     ip("-n", nodes.space("b"), "route", "add", "unreachable", f"{nodes.address('a')}/32")
     try:
         done = await look(nodes, "a", "b", "c")
@@ -133,7 +133,7 @@ async def test_a_node_that_cant_reach_the_head_is_named(nodes: Nodes) -> None:
 
 
 @pytest.mark.prove
-async def test_a_port_that_another_job_has_is_said(nodes: Nodes) -> None:
+async def test_a_port_in_use_is_reported(nodes: Nodes) -> None:
     bind = f"s = socket.create_server(('{nodes.address('a')}', 29500))"
     code = f"import socket; {bind}; print('up', flush=True); s.accept()"
     argv = ["ip", "netns", "exec", nodes.space("a"), sys.executable, "-I", "-S", "-c", code]
@@ -171,7 +171,7 @@ async def test_a_clock_that_is_off_is_measured(nodes: Nodes, monkeypatch: pytest
 
 
 @pytest.mark.prove
-async def test_a_node_that_is_down_is_unknown_and_never_in_order(nodes: Nodes) -> None:
+async def test_a_node_that_is_down_is_unknown_and_never_passes(nodes: Nodes) -> None:
     nodes.servers["c"].stop()
     try:
         done = await look(nodes, "a", "b", "c")
@@ -185,7 +185,7 @@ async def test_a_node_that_is_down_is_unknown_and_never_in_order(nodes: Nodes) -
 
 
 @pytest.mark.prove
-async def test_a_dead_node_in_the_middle_hides_nothing_of_the_others(nodes: Nodes) -> None:
+async def test_a_dead_node_hides_no_problem_between_its_neighbors(nodes: Nodes) -> None:
     """Its neighbors are still checked, and problems between them are reported."""
     nodes.servers["b"].stop()
     nodes.link("c", "data0", "mtu", "1500")
@@ -204,7 +204,7 @@ async def test_a_dead_node_in_the_middle_hides_nothing_of_the_others(nodes: Node
 class TestReduce:
     """The all-reduce, with PyTorch on every node."""
 
-    async def test_all_nodes_sum_and_are_measured(self, nodes: Nodes) -> None:
+    async def test_all_ranks_finish_and_the_speed_is_measured(self, nodes: Nodes) -> None:
         torch()
         done = await look(nodes, "a", "b", "c", wanted=Wanted(rounds=3))
         assert {r.stage for r in done.facts.sum.ranks.values()} == {"done"}, done.facts.sum
@@ -212,7 +212,7 @@ class TestReduce:
         assert [c for _, c in codes(done, Area.REDUCE, Answer.NOTE)] == [NodeCode.MEASURED]
         assert done.verdict.answers[Area.VERSIONS] is done.verdict.answers[Area.TIMEOUTS] is Answer.YES
 
-    async def test_a_rank_that_dies_is_told_from_those_that_wait(self, nodes: Nodes) -> None:
+    async def test_a_dead_rank_is_distinguished_from_waiting_ranks(self, nodes: Nodes) -> None:
         torch()
         site = nodes.folder / "b" / "site"
         site.mkdir(exist_ok=True)
@@ -228,7 +228,7 @@ class TestReduce:
         assert found[0] == ("b", NodeCode.RANK_DEAD)
         assert sorted(found[1:]) == [("a", NodeCode.RANKS_WAITED), ("c", NodeCode.RANKS_WAITED)]
 
-    async def test_a_slow_link_is_compared_with_its_speed(self, nodes: Nodes) -> None:
+    async def test_a_link_below_its_rated_speed_is_slow(self, nodes: Nodes) -> None:
         torch()
         argv = ["tc", "-n", nodes.space("b"), "qdisc", "add", "dev", "data0", "root", "tbf"]
         argv += ["rate", "40mbit", "burst", "128kb", "latency", "200ms"]

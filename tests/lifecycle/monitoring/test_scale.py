@@ -45,7 +45,7 @@ def test_every_job_succeeds_and_no_attempt_is_launched_twice(runs: list[Scale]) 
 
 
 @pytest.mark.slow
-def test_a_quiet_round_asks_for_one_list_however_many_machines_there_are(runs: list[Scale]) -> None:
+def test_a_quiet_round_makes_one_list_call_for_any_number_of_machines(runs: list[Scale]) -> None:
     for run in runs:
         quiet = [look for look in run.rounds if look.machines == run.machines and not look.events]
         assert len(quiet) > 5
@@ -55,7 +55,7 @@ def test_a_quiet_round_asks_for_one_list_however_many_machines_there_are(runs: l
 
 
 @pytest.mark.slow
-def test_no_round_asks_for_more_than_its_list_and_that_of_the_sweep(runs: list[Scale]) -> None:
+def test_a_round_makes_at_most_two_list_calls(runs: list[Scale]) -> None:
     for run in runs:
         assert max(look.calls["list"] for look in run.rounds) <= 2
 
@@ -68,7 +68,7 @@ def test_calls_events_and_bytes_per_job_do_not_grow(runs: list[Scale]) -> None:
 
 
 @pytest.mark.slow
-def test_memory_follows_the_machines_and_not_the_jobs_that_ended(runs: list[Scale]) -> None:
+def test_memory_scales_with_machines_not_with_ended_jobs(runs: list[Scale]) -> None:
     for run in runs:
         most = max(KEPT_SUBJECTS, SUBJECTS_OF_A_JOB * run.machines)
         assert max(look.cached for look in run.rounds) <= most
@@ -90,7 +90,7 @@ def test_an_outage_costs_two_calls_a_round(tmp_path: Path) -> None:
     assert run.rounds[-1].calls == {"list": 1, "get": 1}
 
 
-def test_machines_are_seen_while_only_the_list_can_not_be_read(tmp_path: Path) -> None:
+def test_machines_are_still_polled_if_only_the_list_fails(tmp_path: Path) -> None:
     run = Scale(tmp_path, 8, 8)
 
     async def go() -> None:
@@ -105,7 +105,7 @@ def test_machines_are_seen_while_only_the_list_can_not_be_read(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_order_too_many_fails_no_job_and_keeps_the_others_waiting(tmp_path: Path) -> None:
+def test_a_rate_limited_order_fails_no_job(tmp_path: Path) -> None:
     """At three calls a minute, a refused order ends its round's orders, and every job gets its machine in time."""
     run = Scale(tmp_path, 6, 6, calls_a_minute=3)
 
@@ -119,7 +119,7 @@ def test_an_order_too_many_fails_no_job_and_keeps_the_others_waiting(tmp_path: P
     assert run.states() == {"succeeded": 6}
 
 
-def test_an_answer_is_shared_until_something_is_recorded_or_an_approval_rests_on_it(tmp_path: Path) -> None:
+def test_a_shared_answer_expires_on_a_new_event_or_with_sharing_off(tmp_path: Path) -> None:
     run = Scale(tmp_path, 4, 4)
     asked: list[dict[str, int]] = []
 
@@ -146,7 +146,7 @@ def test_an_answer_is_shared_until_something_is_recorded_or_an_approval_rests_on
     assert asked == [{"list": 1}, {}, {"get": 1}, {}, {"get": 1}, {"get": 1}]
 
 
-def test_the_jobs_of_one_place_are_asked_for_together(tmp_path: Path) -> None:
+def test_jobs_in_one_place_are_polled_together(tmp_path: Path) -> None:
     house = House(tmp_path, "local")
     asked: list[int] = []
 

@@ -31,7 +31,7 @@ def asking(tmp_path: Path, processes: Processes) -> Ordered:
     return Ordered(tmp_path / "home", processes, "off")
 
 
-async def test_every_kind_of_question_has_its_words() -> None:
+async def test_every_kind_of_question_has_a_text() -> None:
     assert KINDS.keys() == set(get_args(Kind))
 
 
@@ -62,7 +62,7 @@ async def test_a_broken_checkpoint_waits_for_the_user(asking: Ordered) -> None:
 
 
 @pytest.mark.slow
-async def test_many_machines_fit_one_screen_and_no_alert_repeats_or_outlives_them(asking: Ordered) -> None:
+async def test_many_waiting_machines_fit_one_screen_without_repeated_alerts(asking: Ordered) -> None:
     jobs = [await asking.proven(name=f"train-{n}") for n in range(MACHINES)]
     raised = await asking.watched(15)
     assert raised.count("finished_billing") == MACHINES

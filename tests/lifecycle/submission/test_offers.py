@@ -75,7 +75,7 @@ async def test_every_configured_platform_is_asked_and_the_cheapest_is_first(thre
     assert prices == sorted(p for p in prices if p is not None) and len(set(prices)) > 1
 
 
-async def test_what_survives_a_stop_is_the_profile_s_word(three: Context) -> None:
+async def test_offers_show_what_survives_a_stop(three: Context) -> None:
     by_name = {o.platform: o for o in await offers(three, H100)}
     assert by_name["lambda"].survives_stop is None, "Lambda has no stop"
     assert by_name["runpod"].survives_stop == ("/workspace", "/workspace (network-volume)")
@@ -86,7 +86,7 @@ async def test_what_survives_a_stop_is_the_profile_s_word(three: Context) -> Non
 
 
 @pytest.mark.parametrize("kind", ["lost_request", "html", "error_500", "truncated"])
-async def test_a_platform_that_does_not_answer_is_unknown_and_behind_the_prices(
+async def test_a_platform_that_does_not_answer_is_unknown_and_listed_last(
     kind: str, three: Context, accounts: dict[str, Emulator]
 ) -> None:
     accounts["vastai"].faults = [Fault(kind, "", count=10**6)]  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ async def test_a_platform_that_does_not_answer_is_unknown_and_behind_the_prices(
     assert all(o.capacity is Capacity.AVAILABLE for o in found[:-1])
 
 
-async def test_no_capacity_and_not_sold_are_no_unknowns(three: Context, accounts: dict[str, Emulator]) -> None:
+async def test_no_capacity_and_not_sold_differ_from_unknown(three: Context, accounts: dict[str, Emulator]) -> None:
     account = accounts["lambda"].cloud
     account.configure(account.settings.model_copy(update={"capacity": 0}))
     by_name = {o.platform: o for o in await offers(three, H100)}
@@ -103,7 +103,7 @@ async def test_no_capacity_and_not_sold_are_no_unknowns(three: Context, accounts
     assert {o.capacity for o in await offers(three, Resources(gpu="TPU v9"))} <= {Capacity.NOT_SOLD, Capacity.NONE}
 
 
-async def test_one_slow_platform_holds_up_nobody_for_ever(three: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_platform_times_out_as_unknown(three: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Resources] = []
 
     async def never(resources: Resources) -> Answer[Quote]:
@@ -127,12 +127,12 @@ async def test_a_platform_that_the_policy_forbids_is_not_asked(three: Context, a
     assert accounts["vastai"].asked == []
 
 
-async def test_a_platform_that_rents_nothing_can_t_be_named(three: Context) -> None:
+async def test_offers_from_the_local_platform_are_refused(three: Context) -> None:
     with pytest.raises(NotSupported):
         await offers(three, H100, ("local",))
 
 
-async def test_one_place_that_can_t_be_asked_hides_no_other(
+async def test_one_failing_platform_hides_no_other(
     three: Context, accounts: dict[str, Emulator], monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     async def breaks(resources: Resources) -> Answer[Quote]:
@@ -151,7 +151,9 @@ async def test_one_place_that_can_t_be_asked_hides_no_other(
     assert (found[-1].platform, found[-1].capacity, len(found)) == ("vastai", Capacity.UNKNOWN, 3)
 
 
-async def test_a_plug_in_that_can_t_be_loaded_hides_no_machine(three: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plug_in_that_fails_to_load_hides_no_other_offer(
+    three: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Context.provider
 
     def provider(self: Context, platform: str) -> Provider:
@@ -181,7 +183,7 @@ async def test_a_profile_with_an_error_hides_no_other(three: Context, tmp_path: 
     assert not (await list_instances(three)).unknown
 
 
-async def test_list_instances_shows_offers_where_a_gpu_is_named(three: Context) -> None:
+async def test_list_instances_shows_offers_only_for_a_named_gpu(three: Context) -> None:
     async with Client(make_server(three), mode="2026-07-28") as client:
         silent = await client.call_tool("list_instances", {})
         reply = await client.call_tool("list_instances", {"offers_for": "H100"})
@@ -191,7 +193,9 @@ async def test_list_instances_shows_offers_where_a_gpu_is_named(three: Context) 
     assert all(row["capacity"] == "available" and row["price_usd_per_hour"] > 0 for row in listed)
 
 
-def test_the_command_prints_what_json_has(run: Cli, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+def test_the_command_prints_the_same_offers_as_its_json(
+    run: Cli, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     monkeypatch.setattr(console.out, "width", console.PIPED)
     words = ("offers", "--gpu", "H100", "--platform", "rehearsal/vastai", "--platform", "rehearsal/lambda")
     code, body = run(*words)

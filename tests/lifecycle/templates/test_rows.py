@@ -128,7 +128,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_row_becomes_what_the_template_reads(case: str) -> None:
+def test_a_row_is_converted_to_the_templates_format(case: str) -> None:
     name, row, wanted = CASES[case]
     done = Conversion()
     made = list(convert([row], trainer(name), {}, done))
@@ -137,7 +137,7 @@ def test_a_row_becomes_what_the_template_reads(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_row_that_says_too_little_is_left_out_with_the_reason(case: str, wording: Wording) -> None:
+def test_an_incomplete_row_is_skipped_with_the_reason(case: str, wording: Wording) -> None:
     name, row = BAD[case]
     done = Conversion()
     good = CASES["ShareGPT"][1]
@@ -148,7 +148,7 @@ def test_a_row_that_says_too_little_is_left_out_with_the_reason(case: str, wordi
     wording(note)
 
 
-def test_columns_are_renamed_first() -> None:
+def test_columns_are_renamed_before_conversion() -> None:
     made = list(convert([{"q": "a?", "a": "b"}], trainer("sft"), {"q": "prompt", "a": "completion"}, Conversion()))
     assert made == [EXCHANGE]
 
@@ -178,7 +178,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     assert list(rows_of(write(tmp_path / f"x{suffix}", rows))) == rows
 
 
-def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
+def test_coco_files_and_image_folders_become_rows(tmp_path: Path) -> None:
     coco = {
         "images": [{"id": 7, "file_name": "a.png"}],
         "annotations": [{"image_id": 7, "category_id": 2, "bbox": BOX}],
@@ -220,7 +220,7 @@ def test_coco_and_folders_of_pictures_become_rows(tmp_path: Path) -> None:
         ("a.exe", b"MZ", "not in a supported file format"),
     ],
 )
-def test_a_file_that_is_not_rows_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+def test_a_file_without_valid_rows_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WardenError) as refusal:
         list(rows_of(tmp_path / name))
@@ -229,9 +229,7 @@ def test_a_file_that_is_not_rows_is_refused(tmp_path: Path, name: str, content: 
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 1 << 20])
-def test_a_list_is_read_row_by_row_wherever_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
+def test_a_json_list_is_read_with_any_chunk_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(json_rows, "CHUNK", chunk)
     wanted = [{"a": "ü ] , {"}, {}, {"b": [1, {"c": None}], "d": "x" * 40}]
     for text in (json.dumps(wanted), "\ufeff \n" + json.dumps(wanted, indent=3, ensure_ascii=False) + "\n\n"):
@@ -242,7 +240,7 @@ def test_a_list_is_read_row_by_row_wherever_it_is_cut(
 
 
 @pytest.mark.slow
-def test_a_list_of_many_rows_takes_the_memory_of_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_json_list_is_read_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_rows, "CHUNK", 1 << 14)
     (tmp_path / "a.json").write_text("[" + "{}," * 50_000 + "{}]")
     tracemalloc.start()
@@ -270,7 +268,7 @@ COCO = {
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
 @pytest.mark.parametrize("turned", [False, True])
-def test_coco_is_read_value_by_value_in_any_order_wherever_it_is_cut(
+def test_coco_is_read_in_any_key_order_with_any_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, turned: bool
 ) -> None:
     monkeypatch.setattr(json_rows, "CHUNK", chunk)
@@ -299,7 +297,7 @@ def test_coco_is_read_value_by_value_in_any_order_wherever_it_is_cut(
         pytest.param("categories", ["cat"], "", id="text for a category"),
     ],
 )
-def test_coco_that_lacks_something_is_refused_with_what_it_lacks(
+def test_invalid_coco_is_refused_with_the_reason(
     tmp_path: Path, part: str, value: Any, says: str, wording: Wording
 ) -> None:
     (tmp_path / "_annotations.coco.json").write_text(json.dumps({**COCO, part: value}))
@@ -311,7 +309,7 @@ def test_coco_that_lacks_something_is_refused_with_what_it_lacks(
 
 
 @pytest.mark.slow
-def test_coco_annotations_larger_than_a_whole_document_take_little_memory(tmp_path: Path) -> None:
+def test_large_coco_annotations_are_read_in_little_memory(tmp_path: Path) -> None:
     """Like `instances_train2017.json`: 7 boxes per image, each with an outline that makes up most of the file."""
     outline = {"counts": "aQ1b" * 900, "size": [480, 640]}
     with (tmp_path / "instances.json").open("w") as file:
@@ -352,7 +350,7 @@ def test_a_csv_row_with_an_extra_cell_is_left_out_and_a_long_cell_is_read(tmp_pa
     wording(done.named[0])
 
 
-def test_a_broken_quote_has_a_hint_of_its_own(
+def test_an_unclosed_csv_quote_has_its_own_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     monkeypatch.setattr(rows, "MAX_LINE", 100)
@@ -363,7 +361,7 @@ def test_a_broken_quote_has_a_hint_of_its_own(
     wording(manual_text(refusal.value.next_steps))
 
 
-def test_a_document_that_would_fill_the_memory_is_refused_unread(tmp_path: Path, wording: Wording) -> None:
+def test_a_document_too_large_for_memory_is_refused(tmp_path: Path, wording: Wording) -> None:
     with (tmp_path / "a.json").open("wb") as file:
         file.truncate(MAX_WHOLE + 1)
     with pytest.raises(BadRequest) as refusal:
@@ -372,7 +370,7 @@ def test_a_document_that_would_fill_the_memory_is_refused_unread(tmp_path: Path,
     assert "jsonl" in str(refusal.value.next_steps).lower()
 
 
-def test_parquet_that_can_not_be_python_values_is_refused(tmp_path: Path, wording: Wording) -> None:
+def test_parquet_without_a_python_equivalent_is_refused(tmp_path: Path, wording: Wording) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -383,7 +381,7 @@ def test_parquet_that_can_not_be_python_values_is_refused(tmp_path: Path, wordin
 
 
 @pytest.mark.slow
-def test_parquet_that_says_one_long_value_again_and_again_is_read_a_few_rows_at_a_time(
+def test_parquet_with_repeated_long_values_is_read_in_small_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     pa = pytest.importorskip("pyarrow")
@@ -409,7 +407,7 @@ def test_parquet_that_says_one_long_value_again_and_again_is_read_a_few_rows_at_
 
 
 @pytest.mark.parametrize("items", [["x"], [{}], [{"row": 1}]])
-def test_rows_of_the_viewer_in_an_unknown_shape_are_refused(items: list[Any], wording: Wording) -> None:
+def test_malformed_rows_from_the_viewer_are_refused(items: list[Any], wording: Wording) -> None:
     class Hub:
         async def get(self, *_: Any, **__: Any) -> Any:
             return SimpleNamespace(status=200, json={"rows": items}, message="")
@@ -432,7 +430,7 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "new.jsonl").exists()
 
 
-def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path, wording: Wording) -> None:
+def test_a_failed_conversion_leaves_no_file(tmp_path: Path, wording: Wording) -> None:
     def broken() -> Iterator[dict[str, Any]]:
         yield CASES["ShareGPT"][1]
         raise RuntimeError
@@ -463,7 +461,7 @@ def test_rows_are_shown_fenced_and_bounded() -> None:
         assert text.startswith("<<<DATA ") and len(text) < 800 and "\x1b" not in text and "hf_aaa" not in text
 
 
-def test_a_type_is_named_as_the_viewer_names_it() -> None:
+def test_types_are_named_as_in_the_viewer() -> None:
     assert type_of(said("a")) == "list<{role: string, content: string}>"
     assert type_of({"a": [1], "b": None, "c": True, "d": 0.5}) == "{a: list<int64>, b: null, c: bool, d: float64}"
     deep: Any = 1

@@ -122,7 +122,7 @@ def filling(ctx: Context, wish: Wish, platform: str = "", here: Path | None = No
     return anyio.run(lambda: fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=here))
 
 
-def test_every_shipped_trainer_is_a_template_and_its_file_is_the_shipped_one() -> None:
+def test_every_shipped_trainer_is_a_template() -> None:
     assert set(trainer_names()) == {p.stem for p in SCRIPTS.glob("*.py")} - {"check_staleness"}
     for name in trainer_names():
         found = trainer(name)
@@ -133,7 +133,7 @@ def test_every_shipped_trainer_is_a_template_and_its_file_is_the_shipped_one() -
 
 
 @pytest.mark.parametrize(("name", "model", "data", "found"), FILLED, ids=lambda v: str(v)[:40])
-def test_filling_finds_what_a_dataset_and_a_model_ask_for(
+def test_filling_finds_the_settings_for_a_dataset_and_a_model(
     ctx: Context, name: str, model: str, data: str, found: dict[str, str]
 ) -> None:
     filled = filling(ctx, Wish(name, model, data, GIVEN.get(name, {})), "rehearsal/runpod")
@@ -168,7 +168,7 @@ def test_a_filled_template_passes_the_submit_gate_at_the_first_try(
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("name", "model", "data", "found", "platform"), EACH, ids=lambda v: str(v)[:40])
-def test_every_filling_passes_the_submit_gate_on_both_kinds_of_platform(
+def test_every_filled_template_passes_the_gate_on_both_platform_kinds(
     ctx: Context, name: str, model: str, data: str, found: dict[str, str], platform: str
 ) -> None:
     assert remarks(ctx, name, model, data, platform) == []
@@ -194,7 +194,7 @@ def test_every_filling_passes_the_submit_gate_on_both_kinds_of_platform(
         pytest.param(Wish("sft", "openai-community/gpt2", "trl-lib/Capybara"), "", id="no chat template"),
     ],
 )
-def test_what_can_not_work_is_refused_in_one_line_with_the_fix(
+def test_an_impossible_wish_is_refused_in_one_line_with_the_fix(
     ctx: Context, wish: Wish, fix: str, wording: Wording
 ) -> None:
     ctx.env = {**ctx.env, "HF_TOKEN": READER}
@@ -207,7 +207,7 @@ def test_what_can_not_work_is_refused_in_one_line_with_the_fix(
 
 
 @pytest.mark.parametrize("data", ["dolly", "turns"])
-def test_rows_in_another_format_are_to_be_converted(ctx: Context, data: str) -> None:
+def test_rows_in_another_format_suggest_a_conversion(ctx: Context, data: str) -> None:
     with pytest.raises(BadRequest) as refusal:
         filling(ctx, Wish("sft", CHAT, f"rehearsal/{data}"))
     steps = [step.parameters for step in refusal.value.next_steps if step.action is Action.CONVERT_ROWS]
@@ -224,7 +224,7 @@ def test_rows_in_another_format_are_to_be_converted(ctx: Context, data: str) -> 
         pytest.param("bad-columns", {"columns": "a=b"}, id="another column"),
     ],
 )
-def test_names_of_strangers_are_marked_bounded_and_never_arguments(
+def test_hostile_names_from_the_hub_are_marked_and_bounded(
     ctx: Context, data: str, settings: dict[str, str], wording: Wording
 ) -> None:
     with pytest.raises(BadRequest) as refusal:
@@ -242,7 +242,7 @@ def test_names_of_strangers_are_marked_bounded_and_never_arguments(
         pytest.param(30, "train", id="another split"),
     ],
 )
-def test_a_split_whose_name_is_a_sentence_is_refused(count: int, asked: str, wording: Wording) -> None:
+def test_a_split_named_with_a_sentence_is_refused(count: int, asked: str, wording: Wording) -> None:
     config = Config(name="default", splits=tuple(Split(name=f"{EVIL} {n}") for n in range(count)))
     filled = Filled(trainer("sft"), {"split": asked} if asked else {})
     with pytest.raises(BadRequest) as refusal:
@@ -258,13 +258,13 @@ def marked_and_bounded(refusal: BadRequest) -> None:
     assert any(EVIL in text for text in texts)
 
 
-def test_results_on_a_platform_that_deletes_them_need_a_place(ctx: Context, wording: Wording) -> None:
+def test_a_platform_that_deletes_results_needs_a_place_for_them(ctx: Context, wording: Wording) -> None:
     with pytest.raises(WardenError) as refused:
         filling(ctx, Wish("sft", CHAT, "trl-lib/Capybara"), "hf-jobs")
     wording(refused)
 
 
-def test_rows_of_a_file_here_are_read_and_go_along(ctx: Context, tmp_path: Path) -> None:
+def test_a_local_file_of_rows_is_read_and_becomes_an_input(ctx: Context, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("question,answer\na,b\n")
     filled = filling(ctx, Wish("sft", CHAT, "mine.csv"), here=tmp_path)
     assert filled.inputs == ("mine.csv",)
@@ -289,7 +289,7 @@ def run(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     return found
 
 
-def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, wording: Wording) -> None:
+def test_a_template_is_written_as_shipped_and_never_overwrites(run: Cli, tmp_path: Path, wording: Wording) -> None:
     words = ("template", "write", "rlhf", "--model", CHAT, "--dataset", "trl-lib/DeepMath-103K")
     code, reply = run(*words, "--platform", "rehearsal/runpod", "--set", "steps=5")
     assert code == 0
@@ -310,7 +310,7 @@ def test_a_template_is_written_once_as_it_is_shipped(run: Cli, tmp_path: Path, w
     assert code == 0 and hashlib.sha256(whole.read_bytes()).hexdigest() == reply["sha256"]
 
 
-def test_a_name_that_is_taken_is_refused_before_the_script_is_written(run: Cli, tmp_path: Path) -> None:
+def test_a_taken_package_name_is_refused_before_the_script_is_written(run: Cli, tmp_path: Path) -> None:
     for make in (Path.touch, lambda path: path.symlink_to("nowhere")):
         make(tmp_path / "gputrain")
         code, reply = run("template", "write", "sft")
@@ -319,7 +319,7 @@ def test_a_name_that_is_taken_is_refused_before_the_script_is_written(run: Cli, 
         (tmp_path / "gputrain").unlink()
 
 
-def test_a_package_that_is_there_is_kept(run: Cli, tmp_path: Path) -> None:
+def test_an_existing_package_is_kept(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "gputrain").mkdir()
     (tmp_path / "gputrain" / "__init__.py").write_text("mine = 1\n")
     assert run("template", "write", "sft")[0] == 0
@@ -336,7 +336,7 @@ def test_a_package_that_is_there_is_kept(run: Cli, tmp_path: Path) -> None:
         ("--set", "steps=200"),
     ],
 )
-def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path, given: tuple[str, ...]) -> None:
+def test_submit_accepts_the_printed_command(run: Cli, tmp_path: Path, given: tuple[str, ...]) -> None:
     code, shown = run.shown("template", "write", "sft", "--model", CHAT, "--dataset", "trl-lib/Capybara", *given)
     assert code == 0
     [line] = [line for line in shown.splitlines() if line.startswith("gpuwarden submit")]
@@ -348,7 +348,7 @@ def test_the_printed_command_is_one_that_submit_takes(run: Cli, tmp_path: Path, 
     assert code == 0 and json.loads(said)["receipt"], said
 
 
-def test_what_is_still_to_be_given_is_said(run: Cli) -> None:
+def test_missing_settings_are_reported(run: Cli) -> None:
     code, reply = run("template", "write", "grpo")
     assert code == 0
     assert reply["missing"] == ["model", "dataset", "reward"]
