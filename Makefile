@@ -53,7 +53,7 @@ test: $(READY)  ## run the quick tests
 slow: $(READY)
 	$(TESTS) -m "slow and not prove" $(ARGS)
 
-texts: $(READY)  ## write tests/texts again, the golden files of what the interfaces say; review the difference
+texts: $(READY)  ## write the golden files tests/texts again; review the difference
 	$(TESTS) -m texts --texts $(ARGS)
 
 format: $(READY)  ## rewrite the code in the house style

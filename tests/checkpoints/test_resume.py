@@ -139,7 +139,7 @@ def test_other_missing_resume_state_is_reported(
     wording("\n".join(resumes(folder).resume), value)
 
 
-def test_a_save_helper_checkpoint_without_a_sampler_is_a_warning(tmp_path: Path, wording: Wording) -> None:
+def test_a_save_helpers_state_without_a_sampler_is_a_warning(tmp_path: Path, wording: Wording) -> None:
     t = torch()
     from gpuwarden.checkpoints.sealing import save_helper
 

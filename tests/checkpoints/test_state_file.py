@@ -145,7 +145,7 @@ def accelerated(folder: Path, optimizer: State | None, last_epoch: int = 12) -> 
 @pytest.mark.parametrize(
     ("name", "step"), [("state", 3), ("checkpoints/checkpoint_0", 3), ("epoch_1", 3), ("step_7", 7)]
 )
-def test_save_state_takes_its_step_from_the_optimizer(tmp_path: Path, name: str, step: int) -> None:
+def test_the_optimizer_gives_save_state_its_step(tmp_path: Path, name: str, step: int) -> None:
     accelerated(tmp_path / name, state()["optimizer"])
     report = verify(tmp_path, Level.STRUCTURE)
     assert (report.newest, report.step) == (name, step), report
@@ -225,7 +225,7 @@ def test_an_export_alone_is_a_checkpoint_without_resume_state(tmp_path: Path, wo
     wording(checkpoint.resume[0], "optimizer.pt, scheduler.pt")
 
 
-def test_an_export_without_a_step_is_a_problem(tmp_path: Path, wording: Wording) -> None:
+def test_a_missing_step_in_an_export_is_a_problem(tmp_path: Path, wording: Wording) -> None:
     root = exported(tmp_path)
     (root / "trainer_state.json").write_text(json.dumps({"epoch": 1.0}))
     wording("\n".join(verify(root, Level.STRUCTURE).problems), "trainer_state.json", "global_step")

@@ -110,7 +110,7 @@ class Regenerating:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--texts`."""
-    parser.addoption("--texts", action="store_true", help="write tests/texts again with what the tests see")
+    parser.addoption("--texts", action="store_true", help="write tests/texts again with the texts of this run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
