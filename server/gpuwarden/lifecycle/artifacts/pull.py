@@ -163,7 +163,7 @@ async def _pull_machine(
         received = await receive(source, listed, target, owner=job_id, progress=progress, replacing=aside)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
-    # A job that writes often to a log would otherwise never have a complete copy.
+    # Logs that a running job was writing to: if they counted, a job that writes often would never have a complete copy.
     growing = {p.path for p in received.problems if job.state is Job.RUNNING and _LOG.search(p.path)}
     settled = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in growing)})
     log, lost = await _pull_log(backend, job.handle, target, places.values())

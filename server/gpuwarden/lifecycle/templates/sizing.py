@@ -10,7 +10,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Resources
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.offers import Capacity, ask_offer
-from gpuwarden.lifecycle.submission.estimating import estimate
+from gpuwarden.lifecycle.submission.estimating import Card, estimate
 
 SPARE: Final = 1.3
 
@@ -27,14 +27,20 @@ async def sized(
     except WardenError:
         return gpu, None
     fitting = sorted((c for c in found.cards if gpu or c.fit == "fits"), key=lambda c: (c.gpu.gb, c.gpu.tflops))
-    card = next(iter(fitting), None)  # also if the platform does not respond, or has none of them
-    for one in fitting if platform and not gpu else ():
+    card = await _rented(ctx, platform, fitting) if platform and not gpu else next(iter(fitting), None)
+    limit = math.ceil(card.seconds.high * SPARE / 60) * 60 if card and card.seconds else None
+    return gpu or (card.gpu.name if card else None), limit
+
+
+async def _rented(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
+    """Return the first GPU that is available on a platform. If the platform does not respond, return the first in the
+    list.
+    """
+    for card in cards:
         try:
-            offer = await ask_offer(ctx, platform, Resources(gpu=one.gpu.name))
+            offer = await ask_offer(ctx, platform, Resources(gpu=card.gpu.name))
         except WardenError:
             break
         if offer.capacity in {Capacity.AVAILABLE, Capacity.UNKNOWN}:
-            card = one
-            break
-    limit = math.ceil(card.seconds.high * SPARE / 60) * 60 if card and card.seconds else None
-    return gpu or (card.gpu.name if card else None), limit
+            return card
+    return next(iter(cards), None)
