@@ -97,7 +97,7 @@ def follow(root: Path) -> None:
     """Copy the repository and write every block of the page into the copy."""
     for name in COPIED:
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "corpus", ".hypothesis")
+            ignored = shutil.ignore_patterns("corpus", ".hypothesis")
             shutil.copytree(ROOT / name, root / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, root / name)
