@@ -130,7 +130,7 @@ OTHER = b'{"message": "no route", "code": 404}'
 
 @pytest.mark.parametrize("body", [PAGE, OTHER, b"", b"[]", b"7"])
 @pytest.mark.parametrize("code", [400, 404, 405, 409, 410, 422])
-def test_a_refusal_not_written_by_the_cluster_is_unreachable(
+def test_a_refusal_not_written_by_the_cluster_raises_unreachable(
     configured: Callable[[bytes], KubeApi], code: int, body: bytes
 ) -> None:
     """A proxy's page does not mean that the job is missing, already exists, or was refused."""

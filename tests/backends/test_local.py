@@ -176,7 +176,7 @@ def test_a_truncated_manifest_is_rejected(wording: Wording) -> None:
      '[{"path": "a", "size": -1}]\nEND', '[{"path": "a", "size": 1, "x": 1}]\nEND', '{"path": "a", "size": 1}\nEND',
      '[{"path": "\\ud800", "size": 1}]\nEND', "[" * 9999 + "\nEND", "\n" + "[" * 9999],
 )  # fmt: skip
-def test_an_incomplete_fetched_manifest_is_rejected(lines: str) -> None:
+def test_an_incomplete_or_malformed_fetched_manifest_is_rejected(lines: str) -> None:
     end = '{"ok": true, "taken_at": 1.0, "files": 1, "missing": [], "skipped": [], "more_skipped": 0}'
     rows = '[{"path": "a", "size": 1}]\n[{"path": "b", "size": 2}]\n'
     assert [f.path for f in launch.fetched_manifest((rows + end).encode()).files] == ["a", "b"]

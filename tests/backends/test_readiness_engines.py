@@ -98,7 +98,7 @@ def test_a_ray_clusters_python_is_known_if_all_nodes_agree(
     assert python_of(reply) == python
 
 
-async def test_uncertain_ray_cluster_gaps_are_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_definite_ray_cluster_gaps_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [summary(node(RAYLET))]
 
     async def ask(place: Place, method: str, path: str) -> tuple[int, Any]:

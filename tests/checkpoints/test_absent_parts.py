@@ -233,7 +233,7 @@ HOSTILE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("file", "content"), HOSTILE)
-def test_a_malformed_list_refutes_nothing(
+def test_malformed_lists_refute_nothing_and_malformed_trackers_prove_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: Any
 ) -> None:
     text = content if file == TRACKER else json.dumps(content)

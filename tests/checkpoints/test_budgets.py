@@ -100,7 +100,7 @@ def test_a_bad_line_among_good_lines_is_found(tmp_path: Path, line: bytes, wordi
     wording(seen(report), theirs.value, 3)
 
 
-def test_unusual_but_valid_json_lines_are_accepted(tmp_path: Path, wording: Wording) -> None:
+def test_unusual_json_lines_and_a_cut_last_line_are_accepted(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  {"a": 1}  \r\n{"a": NaN}\n{"a": 2')
     with Source(path) as source:

@@ -26,7 +26,7 @@ def checkpoint(root: Path, step: int, **tensors: Any) -> Path:
     return folder
 
 
-def test_changed_weights_are_proven(tmp_path: Path, wording: Wording) -> None:
+def test_changed_weights_of_a_later_step_are_proven(tmp_path: Path, wording: Wording) -> None:
     old, new = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
     report = verify(new, Level.STRUCTURE, against=old)
     assert report.verdict is Verdict.PROVEN, report

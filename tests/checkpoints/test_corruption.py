@@ -225,7 +225,7 @@ def test_a_hole_is_a_warning(intact: Path, kind: str, wording: Wording) -> None:
 
 
 @pytest.mark.slow
-def test_every_format_loads_in_a_subprocess(tmp_path: Path, wording: Wording) -> None:
+def test_safetensors_and_npz_files_load_in_a_subprocess(tmp_path: Path, wording: Wording) -> None:
     for kind in ("safetensors", "npz", "npz compressed"):
         name, write = WRITERS[kind]
         write(tmp_path / f"{kind.replace(' ', '-')}-{name}", weights())

@@ -249,7 +249,7 @@ HOLEY = np.array([1.0, np.nan, 3.0], "f4")
         ("model-10.npz", {"y": HOLEY}, "", False),
     ],
 )
-def test_nan_in_a_data_array_is_a_warning(
+def test_nan_is_a_warning_only_in_data_arrays(
     tmp_path: Path, packed: bool, file: str, arrays: dict[str, Any], beside: str, data: bool
 ) -> None:
     (np.savez_compressed if packed else np.savez)(tmp_path / file, **arrays)

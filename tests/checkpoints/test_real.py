@@ -225,7 +225,7 @@ def savers() -> dict[str, tuple[Callable[[Path, int], object], Callable[[Path], 
 @pytest.mark.endurance
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("kind", ["torch.save", "torch.save legacy", "safetensors", "savelib"])
-def test_a_hundred_kills_during_saves(tmp_path: Path, kind: str) -> None:
+def test_kills_during_saves_tear_no_save_helper_checkpoint(tmp_path: Path, kind: str) -> None:
     want("torch")
     save, loads = savers()[kind]
     dice, torn, whole = random.Random(3), 0, 0
@@ -248,7 +248,7 @@ def test_a_hundred_kills_during_saves(tmp_path: Path, kind: str) -> None:
 @pytest.mark.long
 @pytest.mark.endurance
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_kills_during_training(tmp_path: Path) -> None:
+def test_proven_checkpoints_load_after_kills_during_training(tmp_path: Path) -> None:
     want("torch", "transformers")
     from safetensors.torch import load_file
 

@@ -42,7 +42,7 @@ def test_a_folder_whose_name_begins_with_tmp_is_examined(tmp_path: Path, folder:
         "out/5.orbax-checkpoint-tmp-7/default/d/3f",
     ],
 )
-def test_only_temporary_weights_are_doubted(tmp_path: Path, name: str) -> None:
+def test_outputs_with_only_temporary_weights_are_unknown(tmp_path: Path, name: str) -> None:
     report = sealed(tmp_path, {name: WHOLE[:-8]})
     assert report.verdict is Verdict.UNKNOWN
     assert name in report.doubts[0]

@@ -64,7 +64,7 @@ def cells(queue: Path, *more: str | Path, command: str = CELL, **env: str) -> tu
 
 
 @posix
-def test_each_cell_runs_once_in_its_own_folder_including_the_last_line(queue: Path) -> None:
+def test_each_cell_runs_once_in_its_own_folder_even_from_an_unterminated_last_line(queue: Path) -> None:
     code, said = cells(queue)
     assert code == 0, said
     out = queue.parent / "out"

@@ -19,7 +19,7 @@ SCENARIOS = load_scenarios(CASES)
 
 
 @pytest.mark.prove
-def test_ordered_nights_lose_nothing_and_waste_under_five_percent(tmp_path: Path) -> None:
+def test_gated_ordered_nights_lose_nothing_and_waste_under_five_percent(tmp_path: Path) -> None:
     arms = {("oracle", "gated"): ("ordered",), ("naive", "raw"): ("ordered",)}
     runs = night_runs(tmp_path, CASES, SCENARIOS, jobs=2, arms=arms)
     (_, _, careful), (_, _, free) = runs

@@ -253,7 +253,7 @@ MESSAGES = st.dictionaries(
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(MESSAGES, max_size=6))
-def test_every_call_made_is_sealed_for_any_messages(messages: list[Any], tmp_path: Path) -> None:
+def test_every_call_is_sealed_whatever_messages_are_sent(messages: list[Any], tmp_path: Path) -> None:
     bench = Bench(tmp_path, limit=100)
     with bench.door as command:
         raw = Raw(command)

@@ -43,7 +43,7 @@ def test_the_example_of_the_page_works(tmp_path: Path) -> None:
     assert report.mutants > 50
 
 
-def test_readme_names_every_kind_operator_and_command() -> None:
+def test_readme_names_every_kind_operator_agent_stage_and_arm() -> None:
     section = PAGE.partition("\n## Checks\n")[2].partition("\n## ")[0]
     kinds = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert set(kinds) == set(load_kinds())

@@ -133,7 +133,7 @@ def why_invalid(run: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_server_ledger_exposes_a_resealed_transcript(recorded: Path, wording: Wording) -> None:
+def test_the_server_ledger_exposes_a_changed_and_resealed_transcript(recorded: Path, wording: Wording) -> None:
     path = recorded / "receipt-clean" / "1" / "transcript.jsonl"
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert judged(recorded, rows) == "", "sealed anew and otherwise as it was, it still passes"

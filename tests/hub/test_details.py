@@ -114,7 +114,7 @@ async def test_disabled_repo_is_not_reported_as_an_access_problem(server: HubSer
     assert isinstance(there.value.__cause__, DisabledRepoError)
 
 
-async def test_disabled_error_reply_has_the_same_status(server: HubServer) -> None:
+async def test_disabled_error_reply_is_reported_as_a_disabled_repo(server: HubServer) -> None:
     said = b'{"error": "Access to this resource is disabled."}'
     server.conditions.faults.append(Fault("", status=403, body=said))
     repo = await one(server, "Qwen/Qwen2.5-0.5B", type="model")

@@ -163,14 +163,14 @@ def loading(*names: str) -> list[RepoUse]:
 
 
 @pytest.mark.slow
-async def test_endless_file_does_not_delay_a_rehearsal(liar: HubConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_file_does_not_block_a_rehearsal(liar: HubConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_step_supplies, "PATIENCE_S", 3.0)
     found = await bring(loading("slow/net", "quick/net"), liar)
     assert set(found.models) <= {"quick/net"}
 
 
 @pytest.mark.slow
-async def test_unavailable_files_are_left_out_and_names_are_quoted(liar: HubConfig) -> None:
+async def test_unavailable_files_are_left_out_and_names_are_percent_encoded(liar: HubConfig) -> None:
     found = (await bring(loading("quick/net"), liar)).models["quick/net"]
     assert set(found) == {"config.json", "config.json/a.json", "a #b.json", "minus.json"}
     assert "/quick/net/resolve/main/a%20%23b.json" in Liar.asked

@@ -99,7 +99,7 @@ def test_published_name_is_set_in_one_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "cursor", "agent-plugin", "registry"])
-def test_manifest_command_is_accepted_by_the_server(client: str) -> None:
+def test_launch_arguments_of_each_client_are_accepted_by_the_mcp_command(client: str) -> None:
     command = cli.commands["mcp"]
     assert command.make_context("mcp", launch.serve(client)[2:]).params["client"] == client
 
@@ -179,7 +179,7 @@ def test_clients_get_variable_names_without_values(monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_registry_entry_keeps_the_limits() -> None:
+def test_registry_entry_stays_within_the_registrys_limits() -> None:
     entry = json.loads(FILES["server.json"])
     assert 1 <= len(entry["description"]) <= 100
     assert all(len(v["description"]) <= 200 for v in entry["packages"][0]["environmentVariables"])

@@ -247,7 +247,7 @@ async def test_a_kernel_out_of_memory_kill_is_diagnosed(jobs: Jobs) -> None:
             told(reply, "OOM-004", "observed: exit code 137", sure=False)
 
 
-async def test_an_external_sigterm_is_not_diagnosed_as_out_of_memory(jobs: Jobs) -> None:
+async def test_a_job_ended_by_sigterm_gets_no_diagnosis(jobs: Jobs) -> None:
     code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
     reply = await jobs.ended(script=script(code), max_restarts=0)
     assert reply["state"] == "failed" and not reply.get("diagnoses"), reply

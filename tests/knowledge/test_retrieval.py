@@ -114,7 +114,7 @@ def test_reports_are_well_formed_and_not_taken_from_the_references(path: Path) -
 
 
 @pytest.mark.slow
-def test_open_reports_find_their_entry_and_match_the_track_records() -> None:
+def test_open_reports_usually_find_their_entry_and_match_the_track_records() -> None:
     found = []
     for path in sorted(REPORTS.glob("open-*.jsonl")):
         rows = list(score_reports.answers(score_reports.read(path)))

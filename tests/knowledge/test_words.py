@@ -88,7 +88,7 @@ def test_two_joined_words_are_split_only_if_both_are_known() -> None:
     ]
 
 
-def test_a_word_inside_a_longer_phrase_takes_its_meaning() -> None:
+def test_a_word_inside_a_longer_phrase_takes_the_phrases_meaning() -> None:
     assert {concept for concept, _, _ in english_concepts(["gpu", "ram"])} == {"~vram"}
     assert {concept for concept, _, _ in english_concepts(["ram"])} == {"~hostram"}
 

@@ -89,7 +89,7 @@ def test_a_transaction_is_all_or_nothing(ledger: Ledger) -> None:
     assert ledger.count() == 0
 
 
-def test_a_conflicting_transition_by_another_process_is_refused(ledger: Ledger) -> None:
+def test_a_transition_conflicting_with_another_process_is_refused(ledger: Ledger) -> None:
     other = Ledger(ledger.path, FakeClock())
     ledger.append("job/j1", "job.accepted", state=Job.ACCEPTED)
     other.append("job/j1", "job.canceled", state=Job.CANCELED)

@@ -283,7 +283,7 @@ async def test_a_refusal_shows_file_names_on_one_line(ctx: Context, capsys: pyte
 
 @pytest.mark.attack("ending", "reports a time that no calendar has, so that a machine can't be listed")
 @pytest.mark.parametrize("at", [1.7e12, 9e17, -1e11, float(2**63)])
-def test_a_time_out_of_range_is_shown_as_a_dash(at: float) -> None:
+def test_a_time_beyond_the_calendar_is_shown_as_a_dash(at: float) -> None:
     from gpuwarden.interfaces.cli import console
 
     assert console.when(at) == "-"

@@ -42,7 +42,7 @@ def dates(ctx: Context) -> list[float]:
     return [c.at for c in clocks_of(ctx, read_lease(ctx.ledger, "l1"), read_job(ctx.ledger, "j1"))]
 
 
-def test_a_release_date_counts_from_the_first_sighting_as_stopped(tmp_path: Path) -> None:
+def test_a_release_date_counts_from_the_first_sighting_of_the_latest_stop(tmp_path: Path) -> None:
     clock = FakeClock()
     w, start = open_house(tmp_path, clock), clock.now()
     off = InstanceState.STOPPED

@@ -79,7 +79,7 @@ async def test_a_price_above_a_cap_blocks_the_launch_until_approved(cloud_house:
 
 
 @pytest.mark.slow
-async def test_a_machine_without_approval_is_released_and_its_cost_reported(
+async def test_a_machine_at_an_unapproved_price_is_released_and_its_cost_reported(
     cloud_house: House, wording: Wording
 ) -> None:
     job, _ = await asked(cloud_house, caps())

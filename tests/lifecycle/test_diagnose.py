@@ -168,7 +168,7 @@ async def test_runner_alerts_carry_their_kind_and_subject() -> None:
     assert kinds == [[Sign.SLOWED], [Sign.SLOWED, Sign.LOSS_SPIKE], [Sign.SLOWED]], alerts
 
 
-async def test_alerts_without_a_step_name_no_step(wording: Wording) -> None:
+async def test_the_alerts_of_a_run_that_reports_no_step_mention_none(wording: Wording) -> None:
     course = Course()
     told = list(filter(None, (course.loss("loss", loss, None) for loss in [1.0] * 30 + [9.0] * 9 + [1.0])))
     assert [kind for kind, _, _ in told] == ["spike", "recovered"]

@@ -150,7 +150,9 @@ async def test_the_balance_alert_clears_with_the_last_machine(tmp_path: Path, we
 
 
 @pytest.mark.parametrize("money", [0.0, -3.0])
-async def test_an_exhausted_balance_is_due_now(tmp_path: Path, web: Web, money: float, wording: Wording) -> None:
+async def test_the_end_date_of_an_exhausted_balance_is_now(
+    tmp_path: Path, web: Web, money: float, wording: Wording
+) -> None:
     account = Account(tmp_path, web, VastCloud, Vast)
     account.rent("H100 SXM")
     account.cloud.money = money

@@ -85,7 +85,7 @@ def test_an_input_folder_excludes_hidden_and_generated_files(near: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", ".", "new\nline", "back\\slash"])
-def test_an_input_outside_the_working_directory_is_invalid(name: str) -> None:
+def test_an_input_that_is_no_plain_path_below_the_working_directory_is_invalid(name: str) -> None:
     with pytest.raises(ValidationError):
         JobSpec(platform="local", command=("x",), inputs=(name,))
 

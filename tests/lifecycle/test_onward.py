@@ -245,7 +245,7 @@ def onward_of(taken: Taken, dest: Path) -> str | None:
 
 
 @pytest.mark.slow
-async def test_a_copy_too_large_for_an_input_is_resumed_through_the_hub(
+async def test_the_advice_for_a_copy_too_large_for_an_input_is_to_use_the_hub(
     taken: Taken, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     pulled = await pull(taken.ctx, taken.job, taken.cwd / "kept")

@@ -158,7 +158,7 @@ async def test_an_interruptible_machine_never_stops_itself(house: SelfStopHouse)
 # ------------------------------------------------------------------------------------------- back after nine hours
 
 
-async def test_a_self_stopped_machine_is_stopped_and_its_job_not_relaunched(
+async def test_a_self_stopped_machine_counts_as_stopped_and_its_job_is_not_relaunched(
     house: SelfStopHouse,
 ) -> None:
     job = await house.asleep()

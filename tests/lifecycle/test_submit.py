@@ -64,7 +64,7 @@ async def test_a_rehearsal_check_only_warns_about_a_missing_dependency(
     assert not records(cloud)
 
 
-async def test_the_same_job_under_a_second_receipt_is_adopted(ctx: Context, tmp_path: Path) -> None:
+async def test_a_live_job_is_adopted_under_a_second_receipt(ctx: Context, tmp_path: Path) -> None:
     cloud = rent_cloud(ctx, settings=SLOW_BOOT)
     spec = training(tmp_path / "said")
     first, second = (await submit(ctx, spec)).receipt, (await submit(ctx, spec)).receipt

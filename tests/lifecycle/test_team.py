@@ -159,7 +159,9 @@ async def test_one_users_spending_does_not_use_another_users_cap(house: Context)
 
 
 @pytest.mark.attack("spending", "leaves the project out, or names another, to get round its cap")
-async def test_a_project_cap_covers_all_users_and_unlisted_projects_ask(house: Context, wording: Wording) -> None:
+async def test_a_project_cap_covers_all_users_and_unlisted_projects_need_approval(
+    house: Context, wording: Wording
+) -> None:
     worst = (await submit(house, work("look"))).worst_cost_usd
     assert worst
     team(house, projects={"llm": Allowance(per_job_usd=2 * worst, per_day_usd=1.5 * worst)})

@@ -64,7 +64,7 @@ def test_secret_values_are_never_stored_and_files_are_private(tmp_path: Path) ->
     assert later.found_in({f"metric_{SECRET}": ["x line two of it y"]}) == (SECRET, "line two of it")
 
 
-def test_another_process_s_secrets_are_found_despite_a_torn_line(tmp_path: Path) -> None:
+def test_secrets_of_another_process_are_found_despite_a_torn_line(tmp_path: Path) -> None:
     mine, other = KnownSecrets(tmp_path), KnownSecrets(tmp_path)
     assert mine.found_in([SECRET]) == ()
     other.remember([SECRET])

@@ -209,7 +209,7 @@ async def test_an_approval_counts_only_under_its_own_policy(home: Path, ctx: Con
 
 
 @pytest.mark.prove
-async def test_a_running_watch_obeys_a_withdrawn_order(home: Path) -> None:
+async def test_a_running_watch_obeys_the_withdrawal_of_an_order(home: Path) -> None:
     clock, file = home.parent / "clock", policy_file(home)
     ordering = POLICY + '[teardown]\nautomatic = "terminate"\ngrace_minutes = 1\n'
     file.write_text(ordering)

@@ -287,7 +287,7 @@ def test_each_verb_has_the_expected_effect_on_the_bill(name: str):
     assert found.spot.offered is wanted["spot"]
 
 
-def test_platform_verbs_and_interruptions_match_the_profiles():
+def test_profiles_have_the_expected_verbs_and_interruptions():
     assert load_profile("lambda").verbs.stop is None
     autodl = load_profile("autodl").verbs
     assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)

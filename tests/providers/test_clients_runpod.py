@@ -76,7 +76,7 @@ def test_parameters_and_fields_match_the_description() -> None:
     assert {*create, *container, "entrypoint", "cmd"} == CREATE_FIELDS
 
 
-def test_the_sdk_lists_user_gpus_and_pods(client: Client) -> None:
+def test_the_sdk_returns_the_user_gpus_and_pods(client: Client) -> None:
     """User, GPUs, and Pods. An unknown GPU and a wrong key raise the SDK's own errors."""
     user, gpus, gpu, pods = sdk(
         client, f"answer = [runpod.get_user(), runpod.get_gpus(), runpod.get_gpu('{H100}', 2), runpod.get_pods()]"

@@ -90,7 +90,7 @@ class TestRunPod(CloudContract):
         with pytest.raises(Conflict):
             await rig.provider.terminate(instance.id)
 
-    async def test_interruptible_pods_are_refused_without_a_request(self, rig: CloudRig) -> None:
+    async def test_interruptible_pods_are_refused_before_any_request(self, rig: CloudRig) -> None:
         with pytest.raises(NotSupported):
             await rig.provider.create(Resources(gpu="H100", interruptible=True), "j1-i1")
         assert rig.cloud.asked == []

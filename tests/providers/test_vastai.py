@@ -197,7 +197,7 @@ class TestVast(CloudContract):
         assert desk.lease.state is Lease.STOPPED
         desk.ctx.ledger.close()
 
-    async def test_an_outbid_instance_is_not_stopped(self, rig: CloudRig) -> None:
+    async def test_an_outbid_instance_is_not_counted_as_stopped(self, rig: CloudRig) -> None:
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
         await rig.settle()
@@ -209,7 +209,7 @@ class TestVast(CloudContract):
         assert desk.lease.state is not Lease.STOPPED
         desk.ctx.ledger.close()
 
-    async def test_an_outbid_instance_gets_a_higher_bid(self, rig: CloudRig) -> None:
+    async def test_a_bid_is_raised_only_if_needed_and_within_the_cap(self, rig: CloudRig) -> None:
         """The instance's bid is 1.321, and 1.4 wins."""
         assert isinstance(rig.provider, Bidder)
         ident = await self.outbid(rig)

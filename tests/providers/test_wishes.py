@@ -89,7 +89,7 @@ async def test_lambda_launches_in_the_region_or_not_at_all(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("desk", ["prime-intellect"], indirect=True)
-async def test_prime_rents_only_offers_with_the_region_and_image(desk: Desk) -> None:
+async def test_prime_quotes_only_offers_with_the_region_and_image(desk: Desk) -> None:
     for wish in ({"region": "nowhere"}, {"image": "me/not-there"}):
         with pytest.raises(NoCapacity):
             await desk.provider.quote(desk.resources(**wish))

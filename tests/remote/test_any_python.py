@@ -57,7 +57,7 @@ def test_an_old_python_is_skipped_and_arguments_arrive(tmp_path: Path, old: str)
     assert (done.returncode, done.stdout) == (0, "True ['a b', '$(c)'] in\n"), done.stderr
 
 
-def test_a_python_in_the_home_folder_is_used_and_none_has_its_exit_code(tmp_path: Path) -> None:
+def test_a_home_folder_python_is_used_and_no_python_has_its_own_exit_code(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     assert start(tmp_path / "bin").returncode == NO_PYTHON
     (tmp_path / ".local").mkdir()

@@ -60,7 +60,7 @@ def test_both_sides_use_the_same_part_size_within_the_s3_limit() -> None:
 
 
 @pytest.mark.parametrize("made", [parts.PartsDigest, sealed_parts.PartsDigest])
-def test_a_parts_digest_does_not_depend_on_chunking(made: Any) -> None:
+def test_a_digest_of_parts_does_not_depend_on_chunking(made: Any) -> None:
     data = os.urandom(1000)
     for size in (999, 1000):  # the second one is a multiple of the part size
         found = made(250)

@@ -385,7 +385,7 @@ async def test_a_header_is_never_ignored_over_ssh(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-async def test_an_unreachable_place_is_unknown(ctx: Context, far: Sshd) -> None:
+async def test_a_job_for_an_unreachable_place_is_refused(ctx: Context, far: Sshd) -> None:
     far.stop()
     found = await refused(ctx, far_spec(script=header("torch>=2", body="import torch")))
     assert set(found) == {"PF-PLACE-001"}

@@ -192,7 +192,7 @@ async def test_a_command_and_a_broken_script_are_not_rehearsed(ctx: Context) -> 
         await rehearse_script(ctx, job("def"))
 
 
-async def test_an_agent_is_referred_to_approval(ctx: Context) -> None:
+async def test_an_agents_rehearsal_request_needs_approval(ctx: Context) -> None:
     async with Client(make_server(ctx)) as client:
         given = {"platform": "local", "script": SCRIPT, "outputs": ["out"], "rehearse": True, "dry_run": True}
         said = (await client.call_tool("submit_job", given)).structured_content

@@ -98,7 +98,7 @@ print(post(env["METRICS_API_URL"], mine, **bearer), post(env["ALERT_API_URL"],
 
 @pytest.mark.slow
 @pytest.mark.attack("metrics", "posts without its token, for another job, or rubbish")
-def test_the_relay_rejects_bad_posts_like_the_server(folder: Path) -> None:
+def test_the_relay_rejects_bad_posts_and_stores_nothing(folder: Path) -> None:
     text = """
 url, alerts = env["METRICS_API_URL"], env["ALERT_API_URL"]
 print(

@@ -193,7 +193,7 @@ def test_flash_attention_with_a_fallback_is_a_warning_on_an_old_gpu(hub: HubServ
         ("torch.cuda.get_device_capability()[0] >= 8", "PF-HW-002", Severity.WARNING),
     ],
 )
-def test_code_that_always_runs_on_a_new_machine_is_judged_as_certain(
+def test_code_is_certain_only_if_it_always_runs_on_a_new_machine(
     hub: HubServer, condition: str, rule: str, severity: Severity
 ) -> None:
     script = SURVIVED.get(rule, SURVIVED["PF-DEP-003"]).replace("\n", f"\nif {condition}:\n    ")

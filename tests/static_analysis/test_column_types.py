@@ -201,7 +201,7 @@ def test_column_types_read_by_a_users_script_are_checked(
         assert findings == []
 
 
-def test_a_label_column_used_as_a_mask_is_an_image() -> None:
+def test_a_mask_column_must_be_an_image_and_a_label_column_must_not() -> None:
     assert reads("mask", "image", {"image", "mask"}) is True
     assert reads("mask", short_type(MASK_LIST), {"image", "mask"}) is False
     assert reads("label", "image", {"image", "label"}) is False

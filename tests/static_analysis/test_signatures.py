@@ -242,7 +242,7 @@ def test_an_argument_moved_to_the_configuration_is_not_a_rename(wording: Wording
 
 
 @pytest.mark.parametrize(("pin", "refused"), [("4.52.4", False), ("4.53.3", True)])
-def test_a_from_pretrained_argument_is_refused_since_its_removal(pin: str, refused: bool) -> None:
+def test_a_from_pretrained_argument_is_refused_once_removed(pin: str, refused: bool) -> None:
     text = 'from transformers import AutoModel\nAutoModel.from_pretrained("a/b", use_flash_attention_2=True)'
     assert bool(found(text, f"transformers=={pin}")) is refused
 

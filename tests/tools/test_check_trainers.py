@@ -158,7 +158,7 @@ def test_fields_of_subclasses_of_a_marked_class_are_arguments(
 
 
 @pytest.mark.slow
-def test_a_reintroduced_argument_is_reported_to_the_gate(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_reintroduced_argument_that_the_gate_considers_removed_is_reported(tool: ModuleType, tmp_path: Path) -> None:
     more = {
         p: t.replace("    seed: int = 0", "    seed: int = 0\n    no_cuda: bool = False")
         for p, t in TRANSFORMERS.items()
@@ -174,7 +174,7 @@ def test_an_unavailable_release_does_not_pass(tool: ModuleType, tmp_path: Path) 
     assert checked(tool, tmp_path) == 2
 
 
-def test_every_trainer_has_comparable_uses(tool: ModuleType) -> None:
+def test_the_sft_trainer_has_comparable_uses(tool: ModuleType) -> None:
     uses = tool.uses_of(tool.whole(ROOT / "skills/gpu-training/scripts/sft.py"))
     text = set(map(str, uses))
     assert {"trl.SFTConfig(max_length=)", "trl.SFTConfig(gradient_accumulation_steps=)"} <= text

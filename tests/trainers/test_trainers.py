@@ -202,7 +202,7 @@ def test_a_misspelled_variable_is_mentioned() -> None:
     assert "TRAIN_NODES" not in log
 
 
-def test_online_methods_refuse_settings_that_resume_inexactly(wording: Wording) -> None:
+def test_online_methods_refuse_unsuitable_settings(wording: Wording) -> None:
     words = ("--model", "m", "--dataset", "d", "--reward", "answer")
     code, log = asked(*words, "--save-steps", "5", "--steps-per-rollout", "2", method="grpo")
     assert code == 2

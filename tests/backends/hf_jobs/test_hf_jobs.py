@@ -128,7 +128,7 @@ async def test_jobs_are_adopted_after_a_lost_reply(backend: HfJobsBackend, serve
 
 
 @pytest.mark.slow
-async def test_refusals_and_malformed_replies(backend: HfJobsBackend, server: HubServer, wording: Wording) -> None:
+async def test_a_failed_submit_starts_no_job(backend: HfJobsBackend, server: HubServer, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
         await backend.submit(job("print(1)", gpu="tpu-v9"), PLACE, "j8", secrets={})
     wording(refused, "tpu-v9")

@@ -154,7 +154,7 @@ def test_unknown_page_start_or_state_is_an_error(run: Cli) -> None:
 
 
 @pytest.mark.prove
-def test_pending_approval_is_shown_after_any_command(life: Life, run: Cli, home: Path) -> None:
+def test_pending_approval_is_shown_after_any_command_at_a_terminal(life: Life, run: Cli, home: Path) -> None:
     blocked = anyio.run(life.blocked)
     assert what_waits(life.ctx) == [], f"{blocked} needs a proof first, not a person"
     anyio.run(pull, life.ctx, life.job_id)

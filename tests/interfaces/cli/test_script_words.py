@@ -105,7 +105,7 @@ def test_arguments_after_a_command_belong_to_the_command() -> None:
         ("strict.py --lr 2 --dry-run -- --gpu 4", "--dry-run -- strict.py --lr 2 --gpu 4"),
     ],
 )
-def test_own_option_may_follow_a_script_that_does_not_declare_it(words: str, same: str) -> None:
+def test_gpuwarden_option_may_follow_a_script_that_does_not_declare_it(words: str, same: str) -> None:
     assert parsed("submit", *words.split()) == parsed("submit", *same.split())
 
 

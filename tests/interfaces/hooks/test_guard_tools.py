@@ -136,7 +136,7 @@ def test_corpus_supports_tools_and_line_breaks() -> None:
     assert any("\n" in s for s in spellings("hasty")) and rules().patterns.ends["vastai"]
 
 
-def test_gemini_call_names_its_server_separately() -> None:
+def test_gemini_call_is_judged_by_its_separate_server_name() -> None:
     """Gemini joins server and tool with a single underscore, so the name alone doesn't separate the two."""
 
     def called(server: str, tool: str, **given: object) -> str | None:

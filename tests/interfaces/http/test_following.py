@@ -174,7 +174,7 @@ async def test_streams_are_limited_per_token_and_in_total(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-async def test_following_needs_the_read_scope_and_the_own_origin(tmp_path: Path) -> None:
+async def test_following_needs_the_read_scope_and_the_same_origin(tmp_path: Path) -> None:
     async with serving(busy_world(tmp_path / "home").ctx) as parts, client(parts) as http:
         submit, read = bearer(parts, "submit", name="s"), bearer(parts, "read", name="r")
         for path in ("/now.events", "/jobs/jlive.events"):

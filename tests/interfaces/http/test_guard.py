@@ -160,7 +160,7 @@ async def test_a_large_body_is_refused_before_it_is_read(server: Serving) -> Non
 
 
 @pytest.mark.attack("http", "holds a request open with a body that never ends")
-async def test_missing_body_times_out(ctx: Context) -> None:
+async def test_stalled_body_times_out(ctx: Context) -> None:
     async with serving(ctx, Settings(body_s=0.05)) as parts:
         sent = await raw(parts, Body(1, b'{"jsonrpc":', stalls=True))
         assert sent[0]["status"] == 408

@@ -198,7 +198,7 @@ async def test_refusal_points_to_the_issuer_metadata(ctx: Context, issuer: Issue
         assert found["scopes_supported"] == ["read", "submit"]
 
 
-async def test_without_an_issuer_metadata_is_absent_and_tokens_are_refused(ctx: Context, issuer: Issuer) -> None:
+async def test_metadata_is_absent_and_issuer_tokens_are_refused_without_an_issuer(ctx: Context, issuer: Issuer) -> None:
     ctx.policy = ctx.policy.model_copy(update={"http": Http()})
     async with serving(ctx) as parts, client(parts, JSON) as http:
         answer = await http.post("/mcp", json=opened(), headers={"Authorization": f"Bearer {issuer.token()}"})

@@ -214,7 +214,7 @@ async def test_job_without_a_machine_shows_its_store(world: World) -> None:
     assert job_view(world.ctx, "jlive", None, None)["lists"]["store"] == []
 
 
-async def test_platforms_page_shows_the_danger_clocks(world: World, http: httpx2.AsyncClient) -> None:
+async def test_platforms_page_shows_a_danger_clock_of_runpod(world: World, http: httpx2.AsyncClient) -> None:
     await seen(http, "/now.json")
     page = Read((await http.get("/platforms")).text)
     effects = [clock.effect for clock in world.ctx.profile("runpod").danger_clocks]

@@ -114,7 +114,7 @@ async def test_only_the_awaited_change_ends_a_task(world: World, until: str, see
 
 
 @pytest.mark.parametrize(("until", "ends"), [("state", True), ("step", True), ("end", False)])
-async def test_transient_state_between_two_polls_ends_a_task(world: World, until: str, ends: bool) -> None:
+async def test_transient_state_between_polls_ends_any_task_but_until_end(world: World, until: str, ends: bool) -> None:
     waits = Waits()
     async with client_of(world, waits) as client:
         task = await started(client, waits, job_id="jlive", until=until)

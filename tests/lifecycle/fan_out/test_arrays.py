@@ -222,7 +222,7 @@ async def test_death_at_any_write_or_call_sends_no_cell_twice_and_loses_none(tmp
 
 
 @pytest.mark.parametrize("when", ["die_before", "die_after", "silent"])
-async def test_the_next_call_finds_an_array_whose_reply_was_lost(
+async def test_the_next_call_finds_or_sends_an_array_whose_reply_never_came(
     tmp_path: Path, clock: Clock, engine: Playing, when: str
 ) -> None:
     setattr(engine, when, True)
@@ -239,7 +239,7 @@ async def test_the_next_call_finds_an_array_whose_reply_was_lost(
 
 
 @pytest.mark.parametrize("when", ["die_before", "die_after"])
-async def test_a_cell_canceled_before_the_restart_does_not_keep_running(
+async def test_a_cell_canceled_after_an_interrupted_launch_does_not_keep_running(
     tmp_path: Path, clock: Clock, engine: Playing, when: str
 ) -> None:
     setattr(engine, when, True)
@@ -296,7 +296,7 @@ def ending_is_kept(ctx: Context, engine: Playing, before: Counter[tuple[str, int
 
 
 @pytest.mark.slow
-async def test_ending_a_fan_out_before_the_restart_sends_nothing_more(tmp_path: Path, clock: Clock) -> None:
+async def test_ending_a_fan_out_after_a_death_at_any_point_sends_nothing_more(tmp_path: Path, clock: Clock) -> None:
     ends, recalled = Counter[bool](), 0
     for n in range(200):
         home, engine = tmp_path / str(n), Playing()

@@ -141,7 +141,9 @@ async def test_caps_apply_to_the_total_after_several_small_rises(tmp_path: Path,
     assert await change_limits(ctx, fan_id, "test", max_cost_usd=21.0, receipt=rise.receipt) is None
 
 
-async def test_raising_an_approved_budget_needs_approval_and_does_not_expire(tmp_path: Path, wording: Wording) -> None:
+async def test_raising_an_approved_budget_needs_approval_and_the_rise_does_not_expire(
+    tmp_path: Path, wording: Wording
+) -> None:
     policy = Policy(rehearsal_caps=Caps(per_job_usd=0.001, per_day_usd=1e6, per_instance_usd=1e6))
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=policy)
     cloud = rent_cloud(ctx)
@@ -168,7 +170,9 @@ async def test_the_worst_cost_in_the_receipt_is_the_default_budget(tmp_path: Pat
     assert found.now.fan.budget == asked.worst_cost
 
 
-async def test_launching_the_same_cells_again_needs_approval(tmp_path: Path, wording: Wording) -> None:
+async def test_launching_the_cells_of_an_unfinished_fan_out_again_needs_approval(
+    tmp_path: Path, wording: Wording
+) -> None:
     ctx = open_house(tmp_path / "home", clock_of_today())
     rent_cloud(ctx)
     fan_id = _id(await _accepted(ctx, max_cost_usd=TINY))

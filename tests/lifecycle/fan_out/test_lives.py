@@ -284,7 +284,7 @@ async def test_changed_inputs_hold_the_cells_that_are_left(tmp_path: Path) -> No
     assert done.now is not None and done.now.cells.count(CellState.VERIFIED) == 2
 
 
-async def test_one_approval_covers_the_whole_manifest(tmp_path: Path) -> None:
+async def test_a_whole_manifest_above_the_caps_needs_approval_before_anything_is_rented(tmp_path: Path) -> None:
     small = Policy(rehearsal_caps=Caps(per_job_usd=0.01, per_day_usd=100, per_instance_usd=100))
     ctx = open_house(tmp_path / "home", clock_of_today(), policy=small)
     cloud = rent_cloud(ctx)

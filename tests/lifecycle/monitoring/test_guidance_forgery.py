@@ -217,6 +217,6 @@ def test_core_knows_every_code_that_the_runner_writes() -> None:
 @pytest.mark.parametrize(
     "code", [c for c in Code if c not in {Code.NOT_STARTED, Code.RESTARTS_USED, Code.KILLED_BY_SIGNAL}]
 )
-def test_any_other_code_in_a_status_file_becomes_exited(code: Code) -> None:
+def test_a_code_that_a_status_file_may_not_set_becomes_exited(code: Code) -> None:
     status = {"state": "failed", "now": 1.0, "alive": False, "child_alive": False, "reason": str(code)}
     assert observation(status).reason is Code.EXITED
