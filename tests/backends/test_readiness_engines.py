@@ -1,4 +1,4 @@
-"""Whether an engine's machines can start a job: only definite problems refuse it; the rest is a warning or unknown."""
+"""The check that an engine's machines can start a job: definite problems refuse it; others warn or are unknown."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_accounting_is_read_line_by_line() -> None:
 
 
 def status(state: str = "running", **changes: Any) -> dict[str, Any]:
-    """Return the runner's status as the login node reads it, where the process isn't visible."""
+    """Return the runner's status as the login node reads it. The process isn't visible there."""
     given = {
         "state": state, "folder": "present", "now": 1000.0, "attempt": 1, "requeues": 0, "started_at": 200.0,
         "updated_at": 995.0, "alive": False, "child_alive": False, "machine": "login/1", "log_bytes": 3,

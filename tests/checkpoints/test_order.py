@@ -1,4 +1,4 @@
-"""How files are distributed over threads, so that no thread is idle."""
+"""The distribution of files over threads, which leaves no thread idle."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ import contextlib, io, json, sys
 from pathlib import Path
 from gpuwarden.interfaces.cli.main import run
 
-said = {}
+answers = {}
 for words in (["rules", "--write"], ["profiles", "--write"], ["formats", "--json"], ["--help"], ["doctor", "--json"]):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        said[" ".join(words)] = [run(words), out.getvalue()]
+        answers[" ".join(words)] = [run(words), out.getvalue()]
 
 import anyio
 from mcp import Client
@@ -72,14 +72,14 @@ async def call():
     async with Client(make_server(open_context("test"))) as client:
         return (await client.call_tool("list_formats", {})).structured_content
 
-said["tool"] = anyio.run(call)
+answers["tool"] = anyio.run(call)
 
 sys.path.insert(0, "tests/kits")
 from guard_kit import spellings, verdict
-said["hasty"], said["innocent"] = ([s, verdict(s)] for s in (spellings(n)[-1] for n in ("hasty", "innocent")))
+answers["hasty"], answers["innocent"] = ([s, verdict(s)] for s in (spellings(n)[-1] for n in ("hasty", "innocent")))
 from clouds.platform import platforms
-said["platforms"] = [p.name for p in platforms()]
-print(json.dumps(said))
+answers["platforms"] = [p.name for p in platforms()]
+print(json.dumps(answers))
 """
 
 
@@ -141,7 +141,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(copy: Path) -> dict[str, Any]:
+def answers(copy: Path) -> dict[str, Any]:
     """Return the answers of the commands and the tool, which also wrote the pages that tests compare."""
     done = run_in(copy, "-c", COMMANDS)
     assert done.returncode == 0, done.stderr
@@ -150,7 +150,7 @@ def said(copy: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def seen(copy: Path, said: dict[str, Any]) -> dict[str, int]:
+def seen(copy: Path, answers: dict[str, Any]) -> dict[str, int]:
     """Return the number of passed tests per recipe."""
     return passed(copy, *(f"{file}::{name}" for file, names in NODES.items() for name in names))
 
@@ -169,30 +169,30 @@ def test_the_recipe_passes_its_test(seen: dict[str, int], file: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_rule_and_the_plugins_are_found(said: dict[str, Any]) -> None:
-    assert said["rules --write"] == [0, "1 file changed\n"]
-    assert said["profiles --write"] == [0, "1 file changed\n"]
-    checks = {c["what"]: c for c in json.loads(said["doctor --json"][1])["checks"]}
+def test_the_rule_and_the_plugins_are_found(answers: dict[str, Any]) -> None:
+    assert answers["rules --write"] == [0, "1 file changed\n"]
+    assert answers["profiles --write"] == [0, "1 file changed\n"]
+    checks = {c["what"]: c for c in json.loads(answers["doctor --json"][1])["checks"]}
     assert checks["plug-ins"]["ok"] and [w for w in checks if w.startswith(("rule ", "provider "))] == []
 
 
 @pytest.mark.slow
-def test_recipe_command_and_tool_list_the_formats(said: dict[str, Any]) -> None:
-    code, text = said["formats --json"]
+def test_recipe_command_and_tool_list_the_formats(answers: dict[str, Any]) -> None:
+    code, text = answers["formats --json"]
     formats = json.loads(text)["formats"]
     assert code == 0 and {"wav", "safetensors"} <= set(formats)
-    assert re.search(r"(?s)Reference:.*\n  formats .*Knowledge and notes:", said["--help"][1])
-    assert said["tool"]["ok"] and said["tool"]["message"].split(", ") == formats
+    assert re.search(r"(?s)Reference:.*\n  formats .*Knowledge and notes:", answers["--help"][1])
+    assert answers["tool"]["ok"] and answers["tool"]["message"].split(", ") == formats
 
 
 @pytest.mark.slow
-def test_emulator_is_among_the_lifecycle_test_platforms(said: dict[str, Any]) -> None:
-    assert {"mycloud", "runpod"} <= set(said["platforms"])
+def test_emulator_is_among_the_lifecycle_test_platforms(answers: dict[str, Any]) -> None:
+    assert {"mycloud", "runpod"} <= set(answers["platforms"])
 
 
 @pytest.mark.slow
-def test_guard_recognizes_how_the_new_platform_ends_machines(said: dict[str, Any]) -> None:
-    (hasty, stopped), (innocent, passing) = said["hasty"], said["innocent"]
+def test_guard_recognizes_how_the_new_platform_ends_machines(answers: dict[str, Any]) -> None:
+    (hasty, stopped), (innocent, passing) = answers["hasty"], answers["innocent"]
     assert "mycloud" in hasty and stopped and "mycloud" in innocent and passing is None
 
 
@@ -215,7 +215,7 @@ def test_a_package_of_your_own_brings_the_same_plugins(packages: Packages, tmp_p
 
 @pytest.mark.long
 @pytest.mark.prove
-def test_recipe_plugins_pass_the_contract_tests(copy: Path, said: dict[str, Any]) -> None:
+def test_recipe_plugins_pass_the_contract_tests(copy: Path, answers: dict[str, Any]) -> None:
     life = "tests/lifecycle/test_clouds.py"
     contracts = ("tests/backends/test_nice.py", "tests/providers/test_mycloud.py")
     found = passed(copy, *contracts, f"{life}::test_the_whole_life_of_a_job[mycloud]")

@@ -65,39 +65,39 @@ def cells(queue: Path, *more: str | Path, command: str = CELL, **env: str) -> tu
 
 @posix
 def test_each_cell_runs_once_in_its_own_folder_even_from_an_unterminated_last_line(queue: Path) -> None:
-    code, said = cells(queue)
-    assert code == 0, said
+    code, output = cells(queue)
+    assert code == 0, output
     out = queue.parent / "out"
     assert {p.name for p in out.iterdir()} == {"base-recon", "base-det", "aug-seg"}
     assert (out / "base-recon" / "ran").read_text() == "base-recon conf/base.yaml recon 20\n"
     assert (out / "base-det" / "ran").read_text() == "base-det conf/base.yaml det 50\n"
     assert (out / "aug-seg" / "stdin").read_bytes() == b""
-    assert "3 of 3" in said
+    assert "3 of 3" in output
     assert cells(queue)[0] == 0
     assert (out / "base-det" / "ran").read_text().count("\n") == 1
 
 
 @posix
 def test_a_failed_cell_is_named_and_run_again(queue: Path) -> None:
-    code, said = cells(queue, command='[ "$2" != det ]')
-    assert (code, "MISSING base-det" in said, "2 of 3" in said) == (1, True, True)
-    code, said = cells(queue)
-    assert (code, said.count("START"), said.count("SKIP")) == (0, 1, 2)
+    code, output = cells(queue, command='[ "$2" != det ]')
+    assert (code, "MISSING base-det" in output, "2 of 3" in output) == (1, True, True)
+    code, output = cells(queue)
+    assert (code, output.count("START"), output.count("SKIP")) == (0, 1, 2)
 
 
 @posix
 def test_queue_resumes_from_a_line_of_the_file(queue: Path) -> None:
-    code, said = cells(queue, "4")
+    code, output = cells(queue, "4")
     assert code == 1
-    assert [line.split()[2] for line in said.splitlines() if line.startswith("START")] == ["base-det", "aug-seg"]
+    assert [line.split()[2] for line in output.splitlines() if line.startswith("START")] == ["base-det", "aug-seg"]
 
 
 @posix
 def test_two_cells_of_one_name_are_refused_before_anything_starts(queue: Path) -> None:
     queue.write_text("a/x.yaml det\nb/x.yaml det\n")
-    code, said = cells(queue)
+    code, output = cells(queue)
     assert code == 2
-    assert "called x-det" in said
+    assert "called x-det" in output
     assert not list((queue.parent / "out").iterdir())
 
 
@@ -112,17 +112,17 @@ def test_invalid_queue_is_refused(queue: Path, text: str, code: int) -> None:
 
 @posix
 def test_full_disk_stops_the_queue_before_a_cell_runs(queue: Path) -> None:
-    code, said = cells(queue, MIN_FREE_GB="99999999")
-    assert code == 3, said
+    code, output = cells(queue, MIN_FREE_GB="99999999")
+    assert code == 3, output
     assert not list((queue.parent / "out").rglob("ran"))
 
 
 @posix
 def test_cell_running_in_another_queue_is_skipped(queue: Path) -> None:
     (queue.parent / "out" / "base-det" / ".running").mkdir(parents=True)
-    code, said = cells(queue)
+    code, output = cells(queue)
     assert code == 1
-    assert "TAKEN 4 base-det" in said
+    assert "TAKEN 4 base-det" in output
     assert not (queue.parent / "out" / "base-det" / "ran").exists()
 
 
@@ -131,18 +131,18 @@ def test_replacing_the_script_while_it_runs_changes_nothing(queue: Path, tmp_pat
     live = tmp_path / "run_queue.sh"
     live.write_bytes(script("run_queue.sh").read_bytes())
     poison = f'printf "echo POISON; exit 9\\n%.0s" 1 2 3 4 5 6 7 8 9 >{live}; {CELL}'
-    code, said = run("sh", live, queue, tmp_path / "out", "--", "sh", "-c", poison, "cell", **ANY_DISK)
-    assert code == 0, said
-    assert "POISON" not in said
-    assert "3 of 3" in said
+    code, output = run("sh", live, queue, tmp_path / "out", "--", "sh", "-c", poison, "cell", **ANY_DISK)
+    assert code == 0, output
+    assert "POISON" not in output
+    assert "3 of 3" in output
 
 
 @posix
 def test_a_line_appended_while_it_runs_is_run(queue: Path) -> None:
     extra = f'[ "$2" != recon ] || printf "\\nconf/late.yaml det\\n" >>{queue}'
-    code, said = cells(queue, command=extra)
-    assert code == 0, said
-    assert "late-det" in said
+    code, output = cells(queue, command=extra)
+    assert code == 0, output
+    assert "late-det" in output
 
 
 # -------------------------------------------------------------------------------------------- download_loop.sh
@@ -152,8 +152,8 @@ COUNT = 'n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; [ "$n" -ge 2 ]'
 
 @posix
 def test_a_download_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
-    code, said = run(script("download_loop.sh"), "-p", "0", "--", "sh", "-c", COUNT, cwd=tmp_path)
-    assert code == 0, said
+    code, output = run(script("download_loop.sh"), "-p", "0", "--", "sh", "-c", COUNT, cwd=tmp_path)
+    assert code == 0, output
     assert (tmp_path / "n").read_text() == "3\n"
 
 
@@ -174,8 +174,8 @@ def test_download_that_cannot_succeed_exits_with_an_error(
     words: tuple[str, ...], code: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # with an unreadable folder, a missing program is reported as denied
-    got, said = run(script("download_loop.sh"), *words)
-    assert (got, said.count("try ")) == (code, tries), said
+    got, output = run(script("download_loop.sh"), *words)
+    assert (got, output.count("try ")) == (code, tries), output
 
 
 @pytest.fixture
@@ -282,9 +282,9 @@ DATA = [
 def test_columns_are_checked(tmp_path: Path, method: str, rows: list[object], code: int, words: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    got, said = run(sys.executable, script("check_columns.py"), file, "--method", method)
-    assert got == code, said
-    assert words in said
+    got, output = run(sys.executable, script("check_columns.py"), file, "--method", method)
+    assert got == code, output
+    assert words in output
     whole = tmp_path / "data.json"
     whole.write_text(json.dumps(rows), encoding="utf-8")
     assert run(sys.executable, script("check_columns.py"), whole, "--method", method)[0] == code
@@ -304,8 +304,8 @@ def test_columns_are_checked(tmp_path: Path, method: str, rows: list[object], co
 )
 def test_valid_and_broken_files_are_checked(tmp_path: Path, name: str, text: str, code: int, words: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    got, said = run(sys.executable, script("check_columns.py"), tmp_path / name, "--method", "dpo")
-    assert (got, words in said) == (code, True), said
+    got, output = run(sys.executable, script("check_columns.py"), tmp_path / name, "--method", "dpo")
+    assert (got, words in output) == (code, True), output
 
 
 # ----------------------------------------------------------------------------------------------- gpu_health.py
@@ -346,8 +346,8 @@ def health(tmp_path: Path, card: str = SOUND, dmesg: str = "", **more: str) -> t
     ],
 )
 def test_gpu_health_judges_a_card(tmp_path: Path, card: str, dmesg: str, code: int, words: str) -> None:
-    got, said = health(tmp_path, card, dmesg + "\n" if dmesg else "")
-    assert (got, words in said) == (code, True), said
+    got, output = health(tmp_path, card, dmesg + "\n" if dmesg else "")
+    assert (got, words in output) == (code, True), output
 
 
 @posix
@@ -357,18 +357,18 @@ def test_older_driver_without_a_field_is_supported(tmp_path: Path) -> None:
 
 
 @posix
-@pytest.mark.parametrize("said", ["exit 127", "echo 'No devices were found'; exit 6", "true"])
-def test_machine_without_a_card_has_nothing_to_check(tmp_path: Path, said: str) -> None:
-    env = fake(tmp_path, "nvidia-smi", f"{said}\n") if said != "exit 127" else {"PATH": str(tmp_path)}
+@pytest.mark.parametrize("output", ["exit 127", "echo 'No devices were found'; exit 6", "true"])
+def test_machine_without_a_card_has_nothing_to_check(tmp_path: Path, output: str) -> None:
+    env = fake(tmp_path, "nvidia-smi", f"{output}\n") if output != "exit 127" else {"PATH": str(tmp_path)}
     code, told = run(sys.executable, script("gpu_health.py"), **env)
     assert (code, told.splitlines()[-1]) == (3, "NO CARD: nothing to check"), told
 
 
 def test_unresponsive_driver_fails_with_the_same_level_in_json(tmp_path: Path) -> None:
     env = fake(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed because it could not communicate'; exit 9\n")
-    code, said = run(sys.executable, script("gpu_health.py"), "--json", **env)
+    code, output = run(sys.executable, script("gpu_health.py"), "--json", **env)
     assert code == 2
-    assert json.loads(said)["level"] == 2
+    assert json.loads(output)["level"] == 2
 
 
 # ------------------------------------------------------------------------- vram_zombies.py, mem_monitor.py
@@ -377,18 +377,18 @@ def test_unresponsive_driver_fails_with_the_same_level_in_json(tmp_path: Path) -
 @linux
 def test_zombies_are_unknown_without_a_card_and_never_killed(tmp_path: Path) -> None:
     env = fake(tmp_path, "nvidia-smi", "exit 9\n")
-    code, said = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
+    code, output = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
     assert code == 2
-    assert "CAN'T TELL" in said
+    assert "CAN'T TELL" in output
     assert "os.kill" not in script("vram_zombies.py").read_text()
 
 
 @linux
 def test_working_card_has_no_zombies(tmp_path: Path, wording: Wording) -> None:
     env = fake(tmp_path, "nvidia-smi", "echo 55\n")
-    code, said = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
-    assert code == 0, said
-    wording(said.splitlines()[-1])
+    code, output = run(sys.executable, script("vram_zombies.py"), "--watch", "0.2", **env)
+    assert code == 0, output
+    wording(output.splitlines()[-1])
 
 
 @linux
@@ -438,9 +438,9 @@ def test_old_stamps_are_listed_money_first(tmp_path: Path) -> None:
             ```
             """)
     )
-    code, said = run(sys.executable, script("check_staleness.py"), tmp_path, "--today", "2026-11-21")
+    code, output = run(sys.executable, script("check_staleness.py"), tmp_path, "--today", "2026-11-21")
     assert code == 1
-    first, second, last = said.splitlines()
+    first, second, last = output.splitlines()
     assert first.startswith("MONEY ")
     assert ":4:" in first
     assert "10" in first.rpartition(":4:")[2].split()
@@ -452,9 +452,9 @@ def test_old_stamps_are_listed_money_first(tmp_path: Path) -> None:
 
 
 def test_the_shipped_references_carry_stamps() -> None:
-    code, said = run(sys.executable, script("check_staleness.py"), data_dir("references"), "--today", "2026-11-21")
-    assert code == 0, said
-    assert int(said.split()[2]) > 400
+    code, output = run(sys.executable, script("check_staleness.py"), data_dir("references"), "--today", "2026-11-21")
+    assert code == 0, output
+    assert int(output.split()[2]) > 400
 
 
 # ----------------------------------------------------------------------------------------------- the example
@@ -463,7 +463,7 @@ def test_the_shipped_references_carry_stamps() -> None:
 @pytest.mark.slow
 def test_example_trains_as_shipped_and_resumes(tmp_path: Path) -> None:
     [example] = SKILLS.glob("*/examples/train_char_model.py")
-    code, said = run(sys.executable, example, "40", "20", cwd=tmp_path)
-    assert (code, said.splitlines()[-1]) == (0, "done"), said
-    code, said = run(sys.executable, example, "60", cwd=tmp_path)
-    assert (code, said.splitlines()[0].split()[-1]) == (0, "40"), said
+    code, output = run(sys.executable, example, "40", "20", cwd=tmp_path)
+    assert (code, output.splitlines()[-1]) == (0, "done"), output
+    code, output = run(sys.executable, example, "60", cwd=tmp_path)
+    assert (code, output.splitlines()[0].split()[-1]) == (0, "40"), output

@@ -1,4 +1,4 @@
-"""The signing proxy, addressed directly: what passes, what is refused, and what can't pass unsigned.
+"""The signing proxy, addressed directly: calls that pass, are refused, or can't pass unsigned.
 
 The server behind it echoes its input, so that everything that passes is visible.
 """

@@ -468,11 +468,13 @@ async def test_only_answers_that_differ_are_written(ctx: Context, tmp_path: Path
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("said", [[""] * 4, ["1", "0", "0", "stop"], ["2", "", "", "off", "no"], ["2", "", "", "", ""]])
+@pytest.mark.parametrize(
+    "entered", [[""] * 4, ["1", "0", "0", "stop"], ["2", "", "", "off", "no"], ["2", "", "", "", ""]]
+)
 async def test_policy_is_not_written_without_a_yes(
-    ctx: Context, env: dict[str, str], tmp_path: Path, said: list[str]
+    ctx: Context, env: dict[str, str], tmp_path: Path, entered: list[str]
 ) -> None:
-    typed = Typed(*said, "")  # no key for any platform
+    typed = Typed(*entered, "")  # no key for any platform
     await questions.ask_all(env, typed)
     assert (tmp_path / "policy.toml").read_text() == MINE_TOO and not accepted(tmp_path / "gw") and not typed.answers
 
@@ -589,7 +591,7 @@ SH = "/bin/sh"
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("command", "args", "said"),
+    ("command", "args", "reason"),
     [
         ("/nowhere/gpuwarden", ["mcp"], ""),
         ("no-such-program", [], ""),
@@ -598,10 +600,10 @@ SH = "/bin/sh"
         (SH, ["-c", 'read a; echo \'{"jsonrpc": "2.0", "id": 1, "result": 7}\'; echo odd >&2'], "odd"),
     ],
 )
-async def test_broken_entry_is_reported_with_its_command(command: str, args: list[str], said: str) -> None:
+async def test_broken_entry_is_reported_with_its_command(command: str, args: list[str], reason: str) -> None:
     with pytest.raises(BadRequest) as caught:
         await tried({"command": command, "args": args})
-    assert "Codex" in caught.value.message and command in caught.value.message and said in caught.value.message
+    assert "Codex" in caught.value.message and command in caught.value.message and reason in caught.value.message
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def plain(node: Any) -> Any:
 
 @cache
 def newer_python() -> str | None:
-    """Return the path of the newest installed Python after 3.11; None if there is none."""
+    """Return the path of the newest installed Python after 3.11; None if only older ones are installed."""
     pyenv = Path.home() / ".pyenv/versions"
     for version in VERSIONS:
         kept = sorted(pyenv.glob(f"{version}.*/bin/python{version}"))

@@ -29,7 +29,7 @@ from lifecycle_kit import open_house
 
 pytestmark = pytest.mark.anyio
 
-# Takes a second to save when it is told to stop.
+# Takes a second to save when a signal asks it to stop.
 SAVES_AT_SIGNAL = """
 import signal
 def save_and_exit(*_):

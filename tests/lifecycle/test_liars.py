@@ -40,7 +40,7 @@ Twist = Callable[[Instance], Instance]
 
 
 class Liar:
-    """A provider whose answers about machines go through `twist`; it still does what it is asked to do."""
+    """A provider whose answers about machines go through `twist`; it still carries out every request."""
 
     def __init__(self, real: Any) -> None:
         self.real = real

@@ -110,7 +110,7 @@ def test_every_state_has_a_fitting_next_step() -> None:
 
 
 class Walk(House):
-    """An agent and a user who do exactly what the hints ask, and nothing else."""
+    """An agent and a user who follow the hints exactly, and do nothing else."""
 
     def __init__(self, home: Path, processes: Processes) -> None:
         super().__init__(home, processes)

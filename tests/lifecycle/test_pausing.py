@@ -45,7 +45,7 @@ def house(tmp_path: Path, processes: Processes) -> Paused:
 # ----------------------------------------------------------------------------------------------- pause and resume
 
 
-async def test_a_paused_job_stays_paused_while_nobody_resumes_it(house: Paused) -> None:
+async def test_a_paused_job_stays_paused_until_it_is_resumed(house: Paused) -> None:
     job = await house.paused()
     assert house.backend.graces == [120.0]  # the time to save, not a cancel's grace period
     for _ in range(5):

@@ -88,16 +88,18 @@ def test_full_disk_is_an_error_until_space_returns(home: Path, ctx: Context, tra
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [("caps = [", "TOML"), (f"caps = {'[' * 50_000}", "TOML"), (f"caps.per_job_usd = {'9' * 5000}", "TOML"),
      ("[caps]\nper_job = 1", "caps.per_job"), ("[approval]\nttl_s = 0", "approval.ttl_s")],
 )  # fmt: skip
-def test_broken_policy_is_reported_with_its_file(run: Cli, tmp_path: Path, text: str, told: str) -> None:
+def test_broken_policy_is_reported_with_its_file(run: Cli, tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "policy.toml").write_text(text)
     for words in (["instances"], ["doctor"]):
         code, body = run(*words)
         assert (
-            (code, body["code"]) == (2, "bad_request") and told in body["message"] and "policy.toml" in body["message"]
+            (code, body["code"]) == (2, "bad_request")
+            and reason in body["message"]
+            and "policy.toml" in body["message"]
         )
 
 

@@ -132,7 +132,7 @@ async def _ask(
             return
         try:
             offer = await ask_offer(ctx, spec.platform, wanted(spec))
-        except WardenError as error:  # there is no provider to query; another rule reports this
+        except WardenError as error:  # the platform has no provider; another rule reports this
             found.quote = Unknown(error.message)
             return
         found.quote = offer.quote
