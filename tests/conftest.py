@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -60,8 +60,9 @@ pytest.register_assert_rewrite(*pytest_plugins)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # By its end, a worker holds millions of objects. Collecting garbage as often as a small program does takes a sixth of
-# the whole run.
+# the whole run. Most of the objects are the tests themselves, which `pytest_collection` excludes.
 gc.set_threshold(20_000, 20, 20)
+gc.disable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -99,6 +100,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     yield
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         items[:] = long_first(items, workers)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude the collected tests and the imported modules from garbage collection, and enable it."""
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture
