@@ -103,11 +103,11 @@ def cases_of(
 
 
 def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str]:
-    """Choose one case from every fourth cluster, and at least one case."""
+    """Choose one case from each of a fifth of the clusters, rounded up."""
     draw, clusters = random.Random(seed), defaultdict[str, list[str]](list)
     for name in chosen:
         clusters[cases[name].cluster].append(name)
-    some = draw.sample(sorted(clusters), -(-len(clusters) // 4))
+    some = draw.sample(sorted(clusters), -(-len(clusters) // 5))
     return [draw.choice(clusters[cluster]) for cluster in some]
 
 

@@ -21,6 +21,7 @@ from gpuwarden.interfaces.hooks.guard.calls import judged
 from gpuwarden.interfaces.hooks.guard.declared import table
 from gpuwarden.interfaces.hooks.guard.limits import MOST_BYTES
 from guard_kit import MOST_STEPS, RULES, shell, steps
+from real_parts import amount
 from wording import Wording
 
 TANGLED = {
@@ -128,9 +129,10 @@ def test_shell_fragments_never_crash_the_guard(text: str, times: int) -> None:
 
 
 @pytest.mark.prove
+@pytest.mark.endurance
 def test_shell_fragments_stay_below_the_step_limit() -> None:
     chance = random.Random(12)
-    for _ in range(1_000):
+    for _ in range(amount(250, 1_000)):
         before, unit, after = ("".join(chance.choices(PIECES, k=chance.randint(1, 6))) for _ in range(3))
         text = (before + unit * chance.choice([3, 30, 500, 3_000, 20_000]) + after)[:MOST_BYTES]
         assert steps(text) < MOST_STEPS, (before, unit, after, len(text))

@@ -19,6 +19,7 @@ from gpuwarden.interfaces.http.pages.following import Following
 from gpuwarden.interfaces.http.pages.reading import Pages
 from http_kit import bearer, client, listening, serving
 from page_kit import busy_world
+from real_parts import amount
 from waiting import soon
 
 pytestmark = pytest.mark.anyio
@@ -186,11 +187,13 @@ async def test_following_needs_the_read_scope_and_the_same_origin(tmp_path: Path
 
 
 @pytest.mark.prove
+@pytest.mark.endurance
 async def test_view_cost_is_proportional_to_jobs_and_its_size_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, _ = await cost_of_a_view(tmp_path / "few", 1_000, monkeypatch)
-    many, length = await cost_of_a_view(tmp_path / "many", 10_000, monkeypatch)
+    jobs = amount(2_000, 10_000)
+    few, _ = await cost_of_a_view(tmp_path / "few", jobs // 10, monkeypatch)
+    many, length = await cost_of_a_view(tmp_path / "many", jobs, monkeypatch)
     assert many < 11 * few, "the pause after a view is four times as long as the view took"
     assert 1_000 < length < 100_000
 
