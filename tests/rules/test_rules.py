@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuwarden.core.errors import Unreachable
+import gpuwarden.rules
+from gpuwarden.core.errors import NotSupported, Unreachable
 from gpuwarden.core.models import (
     Artifact,
     Disclosure,
@@ -379,9 +382,20 @@ def test_a_documented_example_is_reported_and_its_alternative_passes(rule_id: st
 
 def test_every_documented_example_is_python() -> None:
     for documented_rule in RULES.values():
-        assert documented_rule.example and documented_rule.instead, documented_rule.id
+        missing = f"the docstring of {documented_rule.id} needs the sections Example: and Instead:"
+        assert documented_rule.example and documented_rule.instead, missing
         ast.parse(documented_rule.example)
         ast.parse(documented_rule.instead)
+
+
+def test_two_built_in_rules_cannot_share_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Path(importlib.import_module("gpuwarden.rules.pf_cost_001_cost_bounded").__file__ or "")
+    (tmp_path / "pf_cost_001_again.py").write_text(first.read_text())
+    monkeypatch.setattr(gpuwarden.rules, "__path__", [*gpuwarden.rules.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "gpuwarden.rules.pf_cost_001_again", None)
+    del sys.modules["gpuwarden.rules.pf_cost_001_again"]
+    with pytest.raises(NotSupported, match="pf_cost_001_cost_bounded"):
+        catalog.RULES.load("pf_cost_001_again")
 
 
 def test_a_rule_without_a_reason_or_with_a_wrong_id_is_refused(wording: Wording) -> None:

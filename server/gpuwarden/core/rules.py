@@ -133,7 +133,8 @@ def rule(id: str, *, gate: Gate, severity: Severity, fix: Hint) -> Callable[[Cal
     Raises ValueError for an invalid id or an incomplete docstring.
     """
     if not _ID.fullmatch(id) or id.startswith("PF") != (gate == "submit"):
-        raise ValueError(f"{id!r} is not a valid rule id for the {gate} gate")
+        form = f"{'PF' if gate == 'submit' else 'TD'}-AREA-000, where AREA has 2 to 6 capital letters"
+        raise ValueError(f"{id!r} is not a valid rule id for the {gate} gate: use {form}")
 
     def wrap(check: Callable[[F], Iterable[Found]]) -> Rule[F]:
         doc = _DOC.fullmatch(inspect.getdoc(check) or "")

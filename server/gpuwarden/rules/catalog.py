@@ -14,14 +14,14 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield the problems with a rule's module: not exactly one rule, a wrong name, or a built-in rule's id."""
+    """Yield the problems with a rule's module: not exactly one rule, a wrong name, or another built-in rule's id."""
     held = _held(module)
     if len(held) != 1:
         yield f"it must contain exactly one rule, not {len(held)}"
     elif not f"{name}_".startswith(_stem(held[0]) + "_"):
         yield f"its name must start with {_stem(held[0])}, the id of its rule"
-    elif name not in RULES.built_in() and any(n.startswith(_stem(held[0]) + "_") for n in RULES.built_in()):
-        yield f"{held[0].id} is the id of a built-in rule"
+    elif others := [n for n in RULES.built_in() if n != name and n.startswith(_stem(held[0]) + "_")]:
+        yield f"{held[0].id} is also the id of the built-in rule in {others[0]}.py"
 
 
 RULES: Final = Registry(
