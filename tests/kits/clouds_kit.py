@@ -30,9 +30,6 @@ from gpuwarden.rehearsal.model import Faults
 from paths import ROOT
 from rehearsal_kit import HandClock
 
-REFUSAL = json.dumps(
-    {"detail": "no", "message": "no", "msg": "no", "title": "no", "error": {"code": "no", "message": "no"}}
-).encode()
 SPECS = os.environ.get("GPUWARDEN_SPECS")
 GARBAGE: tuple[Kind, ...] = ("html", "truncated", "error_500", "empty", "lost_request", "lost_reply")
 
@@ -73,7 +70,7 @@ class CloudRig(Rig):
         self.cloud.faults = [Fault("other", self.gets, count=10**6, status=told.status, body=told.raw())]
 
     def refuse(self, *, makes: bool, names: bool = False) -> None:
-        body = b"" if names else REFUSAL
+        body = b"" if names else self.cloud.undescribed("order").raw()
         self.cloud.faults = [Fault("refused" if makes else "other", self.creates, status=400, body=body)]
 
     def blind(self, *, now: bool) -> None:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,21 @@ async def test_hostile_json_is_unknown(web: Web, tmp_path: Path, body: bytes) ->
             assert status == 400
         else:
             assert isinstance(answer, Unknown)
+
+
+@pytest.mark.anyio
+async def test_a_failed_create_that_names_an_instance_is_unknown(web: Web, tmp_path: Path) -> None:
+    cloud = RunPodCloud(tmp_path, HandClock())
+    env = {"RUNPOD_API_KEY": KEY, "GPUWARDEN_RUNPOD_URL": web.add(cloud)}
+    api = replace(RunPod.api, names=("serverId",))
+    for known, field in ((api, "server_id"), (RunPod.api, "pod_id")):
+        body = json.dumps({"detail": "no", "made": {field: "i1"}}).encode()
+        cloud.faults = [Fault("other", ".", status=400, body=body)]
+        answer = await _http.ApiClient(known, HandClock(), env).ask("POST", "/pods", dict[str, int], creates=True)
+        assert isinstance(answer, Unknown)
+    cloud.faults = [Fault("other", ".", status=400, body=b'{"detail": "no", "made": {"server_id": "i1"}}')]
+    with pytest.raises(BadRequest):
+        await _http.ApiClient(RunPod.api, HandClock(), env).ask("POST", "/pods", dict[str, int], creates=True)
 
 
 @pytest.mark.anyio

@@ -128,8 +128,9 @@ class Api:
     """The configuration of one platform's API.
 
     `scheme` precedes the key in the Authorization header. `refusal` classifies the platform's own error body; if it
-    returns None, the status code decides. `says` names the fields of an error body that contain a message. `pace_s` is
-    the minimum time between two requests, in seconds.
+    returns None, the status code decides. `says` names the fields of an error body that contain a message. `names` are
+    the fields, besides `NAMES`, that contain an instance's id. `pace_s` is the minimum time between two requests, in
+    seconds.
     """
 
     platform: str
@@ -139,7 +140,13 @@ class Api:
     scheme: str = "Bearer "
     refusal: Refusal = no_refusal
     says: tuple[str, ...] = ("detail", "message", "msg", "error")
+    names: tuple[str, ...] = ()
     pace_s: float = 0.0
+
+    @property
+    def id_names(self) -> frozenset[str]:
+        """Return the fields that name an instance in the reply to a create, in the form of `NAMES`."""
+        return NAMES | {_plain(name) for name in self.names}
 
 
 @dataclass
@@ -196,7 +203,7 @@ class ApiClient:
             return Unknown(f"{unclear.why}; an intermediary sent this reply, not the platform")
         refusal = self.api.refusal(reply, message)
         failed = refusal is not None or not good
-        if failed and creates and shape is not None and names_instance(reply.json):
+        if failed and creates and shape is not None and names_instance(reply.json, self.api.id_names):
             made = self.parse(reply.raw, shape, what)
             return made if isinstance(made, Known) else Unknown(f"{unclear.why}, but the reply names an instance")
         if refusal is not None:
@@ -317,18 +324,22 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
     return TypeAdapter(shape)
 
 
-def names_instance(body: Any, depth: int = 4) -> bool:
+def _plain(name: str) -> str:
+    return name.replace("_", "").casefold()
+
+
+def names_instance(body: Any, names: frozenset[str], depth: int = 4) -> bool:
     """Return whether a reply to a create names an instance at any level. If so, the instance exists."""
     if isinstance(body, list):
-        return depth > 0 and any(names_instance(item, depth - 1) for item in body)
+        return depth > 0 and any(names_instance(item, names, depth - 1) for item in body)
     if not isinstance(body, dict):
         return False
     if isinstance(body.get("data"), str) and is_safe_id(body["data"]):
         return True
-    named = (value for name, value in body.items() if name.replace("_", "").casefold() in NAMES)
+    named = (value for name, value in body.items() if _plain(name) in names)
     if any(value for value in named if isinstance(value, str | int | list) and value is not True):
         return True
-    return depth > 0 and any(names_instance(value, depth - 1) for value in body.values())
+    return depth > 0 and any(names_instance(value, names, depth - 1) for value in body.values())
 
 
 def readable(rows: Iterable[object], shape: type[T]) -> list[T]:

@@ -28,7 +28,7 @@ POWER_ON = """set -e
 fs=$1; own=$2; begin=$3; shift 3
 mount --bind "$fs" "$fs"
 cd "$fs"
-mkdir -p proc tmp root run/sshd home/ubuntu home/paperspace
+mkdir -p proc tmp root run/sshd home/"$LOGIN"
 for dir in usr bin sbin lib lib64 etc dev sys; do
   [ -e "/$dir" ] || continue
   mkdir -p "$dir"
@@ -63,7 +63,6 @@ Subsystem sftp internal-sftp
 SetEnv PATH=/run/sshd/bin:/usr/local/bin:/usr/bin:/bin {marker}={ident}
 """
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
-PASSWD += "".join(f"{name}:x:0:0::/home/{name}:/bin/sh\n" for name in ("ubuntu", "paperspace"))
 
 
 def possible() -> bool:
@@ -156,11 +155,12 @@ class Machines:
 
     def _power_on(self, ident: str, since: float, tries: int = 3) -> None:
         own, (host, port) = self.folder / ident, self._next_address()
+        login = self.account.profile.user or "root"
         own.mkdir(exist_ok=True)
         if not (own / "hostkey").exists():
             keygen(own / "hostkey")
         put_gpu(own / "bin", self.broken)
-        (own / "passwd").write_text(PASSWD)
+        (own / "passwd").write_text(PASSWD + (f"{login}:x:0:0::/home/{login}:/bin/sh\n" if login != "root" else ""))
         (own / "authorized_keys").write_text("\n".join(self._account_keys()) + "\n")
         (own / "sshd_config").write_text(CONFIG.format(host=host, port=port, marker=MARKER, ident=ident))
         record = self.account.cloud.store.state().records[ident]
@@ -168,7 +168,7 @@ class Machines:
         tiers = [t.path for t in there if t.path != "/"]
         argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "sh", "-c"]
         argv += [POWER_ON, "sh", str(self.disk(ident)), str(own), self._begin(ident), *tiers]
-        process = launched(argv, own / "log", env={**os.environ, "SSHD": find_sshd()})
+        process = launched(argv, own / "log", env={**os.environ, "SSHD": find_sshd(), "LOGIN": login})
         if process is not None:
             self.on[ident] = _Machine(process, host, port, since)
             self._configure(port)

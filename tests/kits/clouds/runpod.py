@@ -63,6 +63,9 @@ class RunPodCloud(OlderInterface):
             return problem(410, "Gone", "REST v1 was retired on 2026-11-15; use v2")
         return problem(404, "Not Found", "route not found")
 
+    def undescribed(self, names: str) -> Told:
+        return problem(400, "Bad Request", f"unknown property {names}")
+
     def limited(self) -> Told:
         told = problem(429, "Too Many Requests", "rate limit exceeded for the minute window")
         told.headers["Retry-After"] = "12"

@@ -59,6 +59,9 @@ class VastCloud(VastInstances):
     def unknown_route(self, asked: Asked) -> Told:
         return error(404, "not_found_route", "no such route")
 
+    def undescribed(self, names: str) -> Told:
+        return error(400, "invalid_args", f"unknown {names}")
+
     def limited(self) -> Told:
         return Told(429, {"detail": "API requests too frequent endpoint threshold=4.5"})
 
