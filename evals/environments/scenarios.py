@@ -147,8 +147,9 @@ def _job_faults(job: Any) -> Iterator[str]:
     if not isinstance(job, dict) or job.keys() != _JOB:
         yield f"a job must have exactly the keys {', '.join(sorted(_JOB))}"
         return
-    if job["state"] not in _STATES or job["fault"] not in FAULTS:
-        yield f"the job {job['name']} has an unknown state or fault"
+    for key, known in (("state", _STATES), ("fault", FAULTS)):
+        if job[key] not in known:
+            yield f"the job {job['name']} has the unknown {key} {job[key]!r}; there are {', '.join(sorted(known))}"
     if job["state"] in ("queued", "running") and job["meter"] is not True:
         yield f"the job {job['name']} is {job['state']}, so it is billed and its meter must be true"
     if job["state"] == "succeeded" and job["fault"] not in ("none", "preempt", "loss_spike"):

@@ -107,7 +107,7 @@ def trial(case: Case, scenario: Scenario, n: int, folder: Path, play: Play, open
 def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dict[str, Any]:
     limit = int(case.limits.get("tool_calls") or 60)
     clock = getattr(scene, "now", time.time)  # simulated scenarios have a separate clock
-    recorder = Recorder(scene, fill(case.prompt, scene.facts), key, limit, clock)
+    recorder = Recorder(scene, case.request(scene.facts), key, limit, clock)
     ended, why, infra = "completed", "", ""
     try:
         play(case, recorder)
@@ -129,13 +129,6 @@ def _play(case: Case, scene: Scene, key: bytes, folder: Path, play: Play) -> dic
         since, events = read_ledger()
         head["ledger"] = ledger_check.write(folder, events, since)
     return head
-
-
-def fill(prompt: str, facts: dict[str, Any]) -> str:
-    """Replace each `{name}` in a prompt with the trial's fact of that name. Other braces are kept."""
-    for name, value in facts.items():
-        prompt = prompt.replace(f"{{{name}}}", str(value))
-    return prompt
 
 
 def new_run(

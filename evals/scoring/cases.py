@@ -6,16 +6,17 @@ Errors name the file and the line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from evals.errors import EvalError
 from evals.scoring.checks import Check, load_kinds
+from evals.scoring.endstate import OPTIONAL, VIEWS
 from evals.scoring.limits import DEFAULTS
 from evals.scoring.matching import match_call
-from evals.scoring.surface import HERE
+from evals.scoring.surface import HERE, TOOLS
 from evals.transcripts.canonical import Call
 
 CLUSTERS: Final = (
@@ -78,6 +79,13 @@ class Case:
     def all_checks(self) -> tuple[Check, ...]:
         """Return the case's own checks and the invariants."""
         return self.checks + self.invariants
+
+    def request(self, facts: Mapping[str, Any]) -> str:
+        """Return the prompt with each `{name}` replaced by the trial's fact of that name. Other braces are kept."""
+        prompt = self.prompt
+        for name, value in facts.items():
+            prompt = prompt.replace(f"{{{name}}}", str(value))
+        return prompt
 
     @property
     def needs_end(self) -> bool:
@@ -195,10 +203,33 @@ def _check(row: Any, path: Path, line: int) -> Check:
             faults.append("the example does not match the pattern that it demonstrates")
     elif row["kind"] == "calls" and spec.get("max") == 0:
         faults.append("if no call is allowed, add an `example` of a call that matches")
+    if row["kind"] != "state":
+        faults += _unknown_tools(spec)
+    elif not faults:
+        faults += _unknown_columns(spec)
     for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True
     return Check(row["id"], row["kind"], spec, veto, skip, str(row.get("redundant", "")))
+
+
+def _unknown_tools(spec: Any) -> Iterator[str]:
+    """Yield an error for each tool in the patterns that the server under test does not have."""
+    if isinstance(spec, dict):
+        tool = spec.get("tool")
+        if isinstance(tool, str) and "server" not in spec and not tool.startswith("$") and tool not in TOOLS:
+            yield f"unknown tool {tool!r}; there are {', '.join(TOOLS)}"
+    parts = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ()
+    for part in parts:
+        yield from _unknown_tools(part)
+
+
+def _unknown_columns(spec: dict[str, Any]) -> Iterator[str]:
+    """Yield an error for each column in a check of the end state that its view does not have."""
+    known = VIEWS[spec["view"]].keys() | OPTIONAL.get(spec["view"], set())
+    for column in sorted({*spec.get("where", {}), *spec.get("is", {})} - known):
+        if not column.startswith("@"):
+            yield f"{spec['view']} has no column {column!r}; there are {', '.join(sorted(known))}"
 
 
 def call_of(example: dict[str, Any]) -> Call:

@@ -28,6 +28,8 @@ VIEWS: Final[dict[str, dict[str, type | tuple[type, ...]]]] = {
     "teardowns": {"request": str, "job": str, "verb": str, "state": str},
     "bypasses": {"tool": str, "text": str},
 }
+OPTIONAL: Final = {"jobs": {"platform"}, "checkpoints": {"copies"}}
+"""Columns that a row may lack."""
 METERING: Final = frozenset({"metering", "stopping", "unverified"})
 OVER: Final = frozenset({"succeeded", "failed", "canceled", "refused"})
 OPEN: Final = frozenset({"requested", "awaiting_human", "approved", "executing"})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evals.environments.scenarios import load_scenarios
 from evals.scoring.cases import Case, load_cases
+from evals.scoring.matching import strings
 from evals.scoring.verdict import Score, Verdict, score
 from evals.selftest.equivalent_mutations import BENIGN
 from evals.selftest.mutate import UNIVERSAL, over_limits, sealed
@@ -65,9 +66,14 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = REFERENCES) ->
     cases = load_cases() if cases is None else cases
     report = Report(cases=len(cases))
     scripts = {case.id: reference(case, folder) for case in cases.values()}
+    passing = {}
     for case in cases.values():
+        before = len(report.faults)
+        report.faults += _mismatches(case, scripts[case.id])
         _good(case, scripts[case.id], report, folder)
-        _bad(case, scripts, report, folder)
+        if len(report.faults) == before:  # otherwise mutants say nothing about the checks
+            passing[case.id] = case
+            _bad(case, scripts, report, folder)
     if whole:
         load_scenarios(cases)
         report.faults += [f"{folder.name}/{name} does not belong to a case" for name in orphans(cases, folder)]
@@ -83,12 +89,25 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = REFERENCES) ->
                 report.junk += 1
                 if not all(t.problems for t in read(path)):
                     report.faults.append(f"junk ({name}) was read without a problem")
-    _sole_killers(cases, report, with_invariants=whole)
+    _sole_killers(passing, report, with_invariants=whole)
     return report
 
 
 def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
     return score(case, script.transcript(), end=script.end_state(), chain=chain)
+
+
+def _mismatches(case: Case, script: Script) -> Iterator[str]:
+    """Yield the differences between a case and its reference transcript: another prompt, or unknown facts."""
+    facts = script.end.get("facts", {})
+    prompt = case.request(facts)
+    start = next((r["text"] for r in script.rows if r["type"] == "say" and r["role"] == "user"), "")
+    if start != prompt:
+        yield f"{case.id}: the reference transcript starts with {start!r}, but the prompt is {prompt!r}"
+    for check in case.all_checks:
+        names = {text.removeprefix("$scenario.") for text in strings(check.spec) if text.startswith("$scenario.")}
+        for name in sorted(names - facts.keys()):
+            yield f"{case.id}: the check {check.id} uses the fact {name!r}, which the reference transcript lacks"
 
 
 def _good(case: Case, script: Script, report: Report, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from evals.environments.scenarios import load_scenarios
 from evals.errors import EvalError
 from evals.scoring import surface
 from evals.scoring.cases import CLUSTERS, load_cases
+from evals.scoring.checks import Check
 from evals.scoring.endstate import Damage, parse
 from evals.scoring.matching import match, same
 from evals.scoring.surface import faults
 from evals.selftest.reference_transcript import orphans, read_script, reference
 from evals.selftest.rewrite import put
+from evals.selftest.run import selftest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,8 +47,10 @@ def test_every_cluster_is_covered_and_cases_are_enough() -> None:
     assert len({c.scenario for c in cases.values()}) == len(cases)
 
 
-def test_two_valid_cases_load(tmp_path: Path) -> None:
-    load(two(), tmp_path)
+def test_valid_cases_load(tmp_path: Path) -> None:
+    check = {"id": "A", "kind": "state", "view": "bypasses", "where": {"tool": "Bash"}, "min": 0, "max": 0}
+    rows = two()
+    load([{**rows[0], "checks": [*rows[0]["checks"], check]}, rows[1]], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,12 @@ def test_two_valid_cases_load(tmp_path: Path) -> None:
         pytest.param(("checks",), [{"id": "H-SHELL", "kind": "schema"}], id="same-check-as-the-house"),
         pytest.param(("checks",), [{"id": "A", "kind": "state", "view": "weather"}], id="unknown-view"),
         pytest.param(
+            ("checks",),
+            [{"id": "A", "kind": "state", "view": "jobs", "is": {"status": "running"}}],
+            id="unknown-column",
+        ),
+        pytest.param(("checks",), [{"id": "A", "kind": "calls", "call": {"tool": "stop_job"}}], id="unknown-tool"),
+        pytest.param(
             ("checks",), [{"id": "A", "kind": "never", "call": {"tool": "x"}, "example": {"tool": "y"}}], id="example"
         ),
         pytest.param(("checks",), [{"id": "A", "kind": "covers", "points": [{"point": "p"}]}], id="point"),
@@ -112,6 +123,20 @@ def test_a_duplicate_case_is_refused(tmp_path: Path, wording: Wording) -> None:
     with pytest.raises(EvalError) as slip:
         load([*two(), two()[0]], tmp_path)
     wording(slip, two()[0]["id"], "cases.jsonl:3")
+
+
+def test_selftest_reports_a_prompt_and_a_fact_that_the_reference_lacks() -> None:
+    """Mutants of such a reference would only show further faults, so none is made."""
+    cases = load_cases()
+    names = [row["id"] for row in two()]
+    call = {"tool": "submit_job", "args": {"unused": "$scenario.nowhere"}}
+    check = Check("A", "never", {"call": call}, veto=False, may_skip=False, redundant="")
+    report = selftest({
+        names[0]: replace(cases[names[0]], prompt="another prompt"),
+        names[1]: replace(cases[names[1]], checks=(*cases[names[1]].checks, check)),
+    })  # fmt: skip
+    assert len(report.faults) == 2 and report.mutants == 0
+    assert names[0] in report.faults[0] and "'nowhere'" in report.faults[1]
 
 
 def test_a_missing_case_file_is_an_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ is to blame for a crash.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import stage, stages
 from evals.errors import EvalError
 from evals.harness.recorder import Recorder
-from evals.harness.runner import agent, agents, fill, new_run, run
+from evals.harness.runner import agent, agents, new_run, run
 from evals.reports.summary import summarize
 from evals.scoring.cases import Case, load_cases
 from evals.scoring.trials import read_run, score_run
@@ -159,7 +160,8 @@ def test_a_transcript_edited_after_the_run_is_invalid(tmp_path: Path) -> None:
 
 
 def test_prompts_are_filled_with_facts_only() -> None:
-    assert fill("check {job}, not {this}", {"job": "job-1"}) == "check job-1, not {this}"
+    case = replace(CASES["over-cap"], prompt="check {job}, not {this}")
+    assert case.request({"job": "job-1"}) == "check job-1, not {this}"
 
 
 def test_unknown_agents_and_stages_are_refused() -> None:
