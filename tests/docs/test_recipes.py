@@ -35,6 +35,7 @@ NODES = {
         "test_a_rule_fires_only_on_its_firing_examples[PF-DISK-001]",
         "test_every_rule_has_firing_and_silent_examples",
         "test_the_page_matches_the_generated_rules_page",
+        "test_every_documented_example_is_python",
     ),
     "tests/checkpoints/test_wav.py": ("test_a_sound_is_proven_and_a_cut_one_refuted",),
     "tests/checkpoints/test_sentence_transformer.py": ("test_a_part_that_is_gone_is_missed",),
