@@ -27,15 +27,13 @@ async def sized(
     except WardenError:
         return gpu, None
     fitting = sorted((c for c in found.cards if gpu or c.fit == "fits"), key=lambda c: (c.gpu.gb, c.gpu.tflops))
-    card = await _rented(ctx, platform, fitting) if platform and not gpu else next(iter(fitting), None)
+    card = await _offered(ctx, platform, fitting) if platform and not gpu else next(iter(fitting), None)
     limit = math.ceil(card.seconds.high * SPARE / 60) * 60 if card and card.seconds else None
     return gpu or (card.gpu.name if card else None), limit
 
 
-async def _rented(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
-    """Return the first GPU that is available on a platform. If the platform does not respond, return the first in the
-    list.
-    """
+async def _offered(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
+    """Return the first GPU that a platform offers, or the first in the list if it offers none or does not respond."""
     for card in cards:
         try:
             offer = await ask_offer(ctx, platform, Resources(gpu=card.gpu.name))
