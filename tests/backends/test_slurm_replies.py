@@ -153,6 +153,7 @@ def test_a_malformed_list_is_refused(rows: object) -> None:
 FIELDS = ["submit_time", "start_time", "end_time", "restart_cnt", "time_limit", "exit_code", "job_id"]
 
 
+@example("time_limit", 4_223_371_677)
 @given(st.sampled_from(FIELDS), st.one_of(st.integers(), st.floats(), st.just("9" * 400 + ":1"), st.just(10**400)))
 def test_odd_numbers_never_break_the_list(field: str, number: object) -> None:
     for changed in (old(**{field: number}), new(**{field: num(number)})):  # type: ignore[arg-type]

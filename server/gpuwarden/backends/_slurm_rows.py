@@ -95,7 +95,7 @@ def _queue_row(row: Mapping[str, Any]) -> Row:
             queue=line(row.get("partition") or "", 80),
             nodes=line(row.get("nodes") or "", 200),
             restarts=int(number(row.get("restart_cnt"), NO_SHORT) or 0),
-            ends_at=started + limit * 60 if begun and started and limit is not None else None,
+            ends_at=when(started + limit * 60) if begun and started and limit is not None else None,
             resources=line(row.get("tres_alloc_str") or row.get("tres_req_str") or "", 200),
         ),
     )  # fmt: skip
