@@ -128,7 +128,7 @@ class Api:
     """The configuration of one platform's API.
 
     `scheme` precedes the key in the Authorization header. `refusal` classifies the platform's own error body; if it
-    returns None, the status code decides. `says` names the fields of an error body that contain a message. `names` are
+    returns None, the status code decides. `says` lists the fields of an error body that contain a message. `names` are
     the fields, besides `NAMES`, that contain an instance's id. `pace_s` is the minimum time between two requests, in
     seconds.
     """
