@@ -142,6 +142,21 @@ echo x >> /data/gw/ledger.db
 sed -i s/0/99/ /etc/gw/policy.toml
 cp /tmp/p /etc/gw/policy.toml
 echo x | tee /etc/gw/policy.toml
+sed -n '1s/.*/x/w /etc/gw/policy.toml' x
+echo x | xxd -r - /etc/gw/policy.toml
+uniq -f 1 x /etc/gw/policy.toml
+tar -cf /etc/gw/policy.toml x
+find x -fprintf /etc/gw/policy.toml y -quit
+strace -o /etc/gw/policy.toml ls
+rlwrap -l /etc/gw/policy.toml ls
+docker cp box:/x /etc/gw/policy.toml
+make --eval='$(file >/etc/gw/policy.toml,x)'
+smbclient '\\box\share' -c 'get x /etc/gw/policy.toml'
+sqlite3 x.db '.output /home/me/.config/gpuwarden/policy.toml' 'select 1'
+tcsh -c 'echo x > /etc/gw/policy.toml'
+php -r 'file_put_contents("/home/me/.config/gpuwarden/policy.toml", "x");'
+node -e 'res.pipe(require("fs").createWriteStream("/home/me/.config/gpuwarden/policy.toml"))'
+python -c 'import urllib.request as r; r.urlretrieve("http://x", "/home/me/.config/gpuwarden/policy.toml")'
 sqlite3 /data/gw/ledger.db "drop table events"
 echo > "$GPUWARDEN_HOME/ledger.db-wal"
 cp /tmp/new/policy.toml /etc/gw/
@@ -218,6 +233,31 @@ git config --global alias.x '!rm -rf /data/gw'
 git -c core.sshCommand='sky down x' fetch
 git rebase --exec 'vastai destroy instance 1' main
 git submodule foreach 'sky down x'
+git bisect run vastai destroy instance 1
+git bisect start HEAD v1 && git bisect run sh -c 'sky down x'
+GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=alias.x GIT_CONFIG_VALUE_0='!vastai destroy instance 1' git x
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.pager GIT_CONFIG_VALUE_0='sky down x'; git log
+GIT_CONFIG_PARAMETERS="'alias.a=b' 'alias.x'='!vastai destroy instance 1'" git x
+A='!vastai destroy instance 1' git --config-env=alias.x=A x
+GIT_SEQUENCE_EDITOR='rm -rf /data/gw' git rebase -i main
+GIT_EXTERNAL_DIFF='vastai destroy instance 1' git diff
+export GIT_CONFIG_VALUE_0='!git log' GIT_CONFIG_VALUE_1='!sky down x'; git x
+pexec vastai destroy instance 1
+cabal exec -- sky down x
+dc -e '!vastai destroy instance 1'
+gnuplot -e 'system("vastai destroy instance 1")'
+hg --config alias.x='!sky down x' x
+mysql -e '\! vastai destroy instance 1'
+tar cf /dev/null x --checkpoint=1 --checkpoint-action=exec='vastai destroy instance 1'
+rsync -e 'sh -c "vastai destroy instance 1"' x:x .
+latexmk -pdflatex='vastai destroy instance 1 #' x
+puppet apply -e "exec { 'sky down x': }"
+perlbug -e 'exec vastai destroy instance 1 #'
+ssh -o ProxyCommand='; vastai destroy instance 1' x
+LESSOPEN='|vastai destroy instance 1 # %s' less x
+PERL5DB='exec "vastai destroy instance 1"' perl -d x
+sed -n '1e vastai destroy instance 1' x
+echo 'esyscmd(vastai destroy instance 1)' | m4
 printf -v c 'vastai destroy instance %s' 1; $c
 printf -vp /data/gw; rm -rf "$p"
 python3 -c "print('rm -rf /data/gw')" | sh
@@ -322,6 +362,12 @@ grep -rn GPUWARDEN_POLICY= .
 echo "GPUWARDEN_CAPS_PER_JOB_USD=5 sets a cap"
 GPUWARDEN_SSH_PUBLIC_KEY=~/.ssh/a.pub gpuwarden submit train.py
 cp /etc/gw/policy.toml /tmp/
+xxd -l 64 /etc/gw/policy.toml
+tar -cf x.tar /etc/gw/policy.toml
+docker cp /etc/gw/policy.toml box:/x
+strace -o x cat /etc/gw/policy.toml
+find /etc/gw -name policy.toml
+sed -n '/new w/p' /etc/gw/policy.toml
 mv notes.md /etc/gw/
 shutdown --help
 tar czf /tmp/a.tgz out && echo done
@@ -370,6 +416,17 @@ printf 'x:\n\tvastai destroy instance 1\n' > Makefile
 ENV=prod BASH_ENV=/etc/profile python train.py
 PROMPT_COMMAND='history -a'; PS1='\u@\h:\w\$ '; EDITOR="code --wait" git commit
 git -c alias.st=status st
+git bisect run pytest -x tests
+git commit -m 'bisect and run vastai destroy instance 1'
+GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=user.name GIT_CONFIG_VALUE_0='Jane Doe' git commit -m x
+GIT_SEQUENCE_EDITOR=: git rebase -i --autosquash main
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=alias.st GIT_CONFIG_VALUE_0='!git status'; git st
+notify-send 'Done. Never run vastai destroy instance 1 by hand.'
+claude -p 'what does vastai destroy instance 1 do?'
+restic --password-command='pass show vastai' backup
+tar czf sky.tgz sky
+mail -s '   ' me@example.org
+sed 's/one e /two/; s/sky down/sky up/' x
 git config core.editor "vim -u NONE"; git -c core.pager=cat log
 git commit -m 'alias.x=!vastai destroy instance 1'
 printf -v name '%s-%d' run 1; echo "$name"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 from gpuwarden.interfaces.hooks.guard.limits import Budget
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
 from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, is_pattern, spellings, touches
+from gpuwarden.interfaces.hooks.guard.wrappers import CODE, TEXT_RUNNERS, language
 from gpuwarden.interfaces.hooks.guard.writes import COPIES
 
 DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
@@ -154,9 +155,21 @@ class Files:
             return next((why for mount in mounts if (why := self.removal(mount))), None)
         if name == "git" and not far:
             return self._git(args)
-        if name not in READS and not far and any(self.change(a.rpartition("=")[2], written=False) for a in args):
+        if name not in READS and not far and any(self.change(a, written=False) for a in self._named(name, args)):
             self.ask(f"`{name}` may change gpuwarden's state or policy, or a file that installs this guard")
         return None
+
+    def _named(self, name: str, args: Sequence[str]) -> Iterator[str]:
+        """Yield the arguments, and the parts of those that contain a protected file's name.
+
+        The parts of code and of shell text are omitted, because `Judge` reads them.
+        """
+        read = name in TEXT_RUNNERS or language(name) in CODE
+        names = set() if read else {name_of(file) for file in (*self.files, *self.settings)}
+        for word in args:
+            yield word.rpartition("=")[2]
+            if any(name in word for name in names):
+                yield from re.split(r"[\s\"'`<>=,:;()|]+", word)
 
     def _git(self, args: Sequence[str]) -> str | None:
         """Return the reason to block a git command that removes untracked files or a folder."""

@@ -40,6 +40,7 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     SHELLS,
     SOURCED,
     SSH_VALUED,
+    TEXT_RUNNERS,
     WINDOWS,
     WRAPPERS,
     after_c,
@@ -47,11 +48,13 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     candidates,
     for_each,
     for_fleets,
+    git_settings,
     inside,
     language,
     other_docker,
     positional,
     run_by_git,
+    run_by_sed,
     script_of,
     split_string,
 )
@@ -120,16 +123,25 @@ class Judge:
                 request = [*args, *command.stdin] if name in HTTP else []
                 return (
                     self._run_from(assigned, depth, far)
+                    or (self._git(args, assigned, depth, far) if name == "git" else None)
                     or self._ended(name, args, assigned, far)
                     or self._texts(name, args, command, depth, far)
                     or self._elsewhere(name, args, command, depth)
                     or self._inner(name, args, command, depth, far)
+                    or self._quoted(name, args, assigned, depth, far)
                     or (called(name, request, self.patterns) if request else None)
-                    or (None if far else self.drafts.written_by(name, args, command))
-                    or self.files.judged(name, args, far=far)
+                    or self._wrote(name, args, command, far=far)
                 )
+            options = words[1 : len(words) - len(unfolded)]
+            if options and not far and (why := self._wrote(name, options, command)):
+                return why
             words = unfolded
         raise TooMuch("the command has too many nested wrappers to check")
+
+    def _wrote(self, name: str, args: list[str], command: Command, *, far: bool = False) -> str | None:
+        """Return the reason to block a program because of the files that it changes."""
+        why = None if far else self.drafts.written_by(name, args, command)
+        return why or self.files.judged(name, args, far=far)
 
     def _unwrapped(self, name: str, words: list[str], assigned: dict[str, str]) -> list[str] | None:
         """Return the words after a wrapper, such as `sudo`, and its options; None without a wrapper."""
@@ -184,6 +196,17 @@ class Judge:
             self._bind(self.values["@"].split(BETWEEN)[1:])
         return None
 
+    def _git(self, args: list[str], assigned: dict[str, str], depth: int, far: bool) -> str | None:
+        """Return the reason to block shell text that git runs because of its arguments or a variable."""
+        why = self._any(run_by_git(args), depth, far)
+        self.budget.spend(len(self.values) // 8)
+        for variable, text in git_settings(self.values | assigned):
+            before = self.values.pop(variable, None)  # the text may call git, which would read the variable again
+            why = why or self.shell(text, depth + 1, far=far)
+            if before is not None:
+                self.values[variable] = before
+        return why
+
     def _run_from(self, assigned: dict[str, str], depth: int, far: bool) -> str | None:
         """Return the reason to block shell text that a program runs because a variable contains it."""
         for name in sorted(RUN_FROM.keys() & (assigned.keys() | self.values.keys())):
@@ -199,7 +222,7 @@ class Judge:
         """Return the reason to block a program that runs text, such as a shell, an interpreter or a scheduler."""
         if self.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
             return f"input typed into a running `{name}` can't be checked; pass the commands with -c"
-        if name in SHELLS | SOURCED | {"eval", "su", "script", "runuser", "machinectl"}:
+        if name in SHELLS | SOURCED | TEXT_RUNNERS:
             texts = [" ".join(args)] if name == "eval" else [*after_c(args), *self._scripts(args), *command.stdin]
             if name == "script":
                 texts.append(" ".join([a for a in args if not a.startswith("-")][1:]))
@@ -210,8 +233,8 @@ class Judge:
             return why
         if name != "cat" and (why := self._any(self._scripts(command.words[:1]), depth, far)):
             return why
-        if name in {"trap", "git"}:
-            return self._any(args[:1] if name == "trap" else run_by_git(args), depth, far)
+        if name in {"trap", "sed"}:
+            return self._any(args[:1] if name == "trap" else run_by_sed(args), depth, far)
         if name in LATER:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
@@ -289,6 +312,22 @@ class Judge:
             return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
         return self._any(command.stdin, depth, far=True)
 
+    def _quoted(self, name: str, args: list[str], assigned: dict[str, str], depth: int, far: bool) -> str | None:
+        """Return the reason to block an unknown program that may run a text among its arguments or variables."""
+        if name == "ssh":  # `_elsewhere` checks the command for the other machine
+            args = [value for option, value in pairwise(args) if option == "-o"]
+        elif name in SHELLS | settings.SENTENCES | {"export"} or language(name) in CODE:
+            args = []
+        for text in (text for text in (*args, *assigned.values()) if " " in text):
+            self.budget.spend(len(text) // 8)
+            if found := self.patterns.command_in_code(text, begins=True):
+                return f"`{name}` may run `{' '.join(found.split())[:60]}`"
+            if name_of((text.split() or [""])[0]) in SHELLS | WRAPPERS.keys() and (
+                why := self.shell(text, depth + 1, far=far)
+            ):
+                return why
+        return None
+
     def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return the reason to block a program that another program runs from its arguments."""
         if name in {"find", "fd", "fdfind"}:
@@ -317,8 +356,11 @@ class Judge:
                 )
 
             parts = list(candidates(args, worth_a_look))
-        elif name not in settings.SENTENCES:  # an unknown program may run gpuwarden in a terminal and answer its prompt
-            parts = list(candidates(args, lambda word: name_of(word) == "gpuwarden"))
+        elif name not in settings.SENTENCES:  # an unknown program may run its arguments, or answer gpuwarden's prompt
+            commands = name not in {*SHELLS, "set"}  # their arguments are parameters
+            parts = list(
+                candidates(args, lambda w: name_of(w) == "gpuwarden" or (commands and self.patterns.knows(name_of(w))))
+            )
         else:
             return None
         for part in parts:

@@ -178,11 +178,14 @@ class Patterns:
         """Match calls to a platform's library that stop or delete a resource."""
         return re.compile("|".join(self.code) or "(?!)")
 
-    def command_in_code(self, text: str) -> str | None:
-        """Return the first command in non-shell text that stops or deletes a resource."""
+    def command_in_code(self, text: str, *, begins: bool = False) -> str | None:
+        """Return the first command in non-shell text that stops or deletes a resource.
+
+        With `begins`, it must follow an opening quote, a bracket or an operator, or be at the start of the text.
+        """
         words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
-            begins = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"
+            before = r"(?:^(?:-\w)?|[\"'`(;&|{!=]\s{0,4})" if begins or word in AMBIGUOUS else r"(?<![\w.-])"
             patterns = []
             for sequence in map(Spelling.parse, self.ends.get(self.program(word), ())):
                 steps = (
@@ -191,7 +194,7 @@ class Patterns:
                 )
                 options = (rf"[^\n]{{1,200}}{re.escape(min(s))}" for s in sequence.options)
                 after = "".join((*steps, *options)) or r"[\"',\s]{1,6}[-\w$]"
-                patterns.append(f"{begins}{re.escape(word)}\\b{after}")
+                patterns.append(f"{before}{re.escape(word)}\\b{after}")
             if patterns and (found := re.search("|".join(patterns), text)):
                 return found[0]
         return None

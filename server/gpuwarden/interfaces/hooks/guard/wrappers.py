@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN
 
 MOST_ITEMS: Final = 200
-SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish", "ash", "rbash"})
+SHELLS: Final = frozenset(
+    {"sh", "bash", "zsh", "dash", "ksh", "mksh", "fish", "ash", "rbash", "csh", "tcsh", "yash", "posh", "elvish"}
+)
 SOURCED: Final = frozenset({"source", "."})
+TEXT_RUNNERS: Final = frozenset({"eval", "su", "script", "runuser", "machinectl"})
+"""Other programs that run shell text from their arguments."""
 CODE: Final = {"python": "-c", "pypy": "-c", "node": "-e", "bun": "-e", "perl": "-e", "ruby": "-e", "php": "-r",
                "deno": "eval", "ipython": "-c", "tsx": "-e", "rscript": "-e", "julia": "-e"}  # fmt: skip
 """For each interpreter, the option that is followed by code."""
@@ -24,8 +28,8 @@ WRAPPERS: Final[dict[str, str]] = {
     "setsid": "", "xargs": "InPLdEsa", "watch": "n", "uvx": "cp", "npx": "p", "bunx": "", "chroot": "",
     "caffeinate": "t", "unbuffer": "", "parallel": "jNSna", "busybox": "", "flock": "wE", "strace": "eopEs",
     "ltrace": "eo", "sshpass": "pf", "systemd-run": "pEuMH", "systemd-inhibit": "", "proxychains4": "f", "torify": "",
-    "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo", "rlwrap": "",
-    "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
+    "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo",
+    "rlwrap": "bCDfgHlMOpPqsStz", "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
     "numactl": "NCmip", "prlimit": "po", "nsenter": "tSG", "setarch": "", "x86_64": "", "i386": "", "i686": "",
     "linux32": "", "linux64": "", "aarch64": "", "pkexec": "", "run0": "ugDM", "perf": "eorCptIDGFMcmxN",
     "eatmydata": "", "fakeroot": "lisb", "chronic": "", "ifne": "", "entr": "", "sg": "", "newgrp": "",
@@ -45,7 +49,7 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "faketty"})  # fmt: skip
 """Programs with subcommands and options that run another program, named anywhere in their arguments."""
 DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
-                          "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
+                          "m4", "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
                           "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
                           "dotool"})  # fmt: skip
 """Programs that run text in a language other than shell, or that type text into a terminal."""
@@ -59,7 +63,9 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--setenv", "--slice", "--description", "--joblog", "--results", "--tmpdir", "--workdir",
                            "--event", "--output", "--argv0"})  # fmt: skip
 RUN_FROM: Final = {"BASH_ENV": ". {}", "ENV": ". {}", "PS1": ': "{}"', "PS4": ': "{}"', "PROMPT_COMMAND": "{}",
-                   "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}"}  # fmt: skip
+                   "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}", "VISUAL": "{}",
+                   "GIT_SEQUENCE_EDITOR": "{}", "GIT_PAGER": "{}", "GIT_EXTERNAL_DIFF": "{}", "GIT_SSH": "{}",
+                   "GIT_ASKPASS": "{}", "SSH_ASKPASS": "{}", "GIT_PROXY_COMMAND": "{}"}  # fmt: skip
 """Variables whose value a program runs, and the shell text that has the same effect."""
 _RUN_BY_GIT: Final = re.compile(
     r"(?:alias\.[^=\s]+=!|\w+\.(?:[^=\s]+\.)?\w*(?i:command|editor|pager|helper|cmd|external)=!?"
@@ -139,11 +145,32 @@ def after_c(args: Sequence[str]) -> list[str]:
 
 
 def run_by_git(args: Sequence[str]) -> Iterator[str]:
-    """Yield the shell text in settings and options that git runs."""
+    """Yield the shell text in settings and options that git runs, and the command of `git bisect run`."""
+    if "bisect" in args and "run" in args:
+        yield shlex.join(args[args.index("run") + 1 :])
     for before, word in pairwise(["", *args]):
         whole = before == "-c" or word.startswith("--")
         if found := _RUN_BY_GIT.fullmatch(word if whole else f"{before}={word}"):
             yield found[1]
+
+
+def run_by_sed(args: Sequence[str]) -> Iterator[str]:
+    """Yield the commands that a sed script runs with `e`."""
+    for word in args:
+        if found := re.search(r"(?:^|[\d$/;{}!])\s*e\s+([\s\S]+)", word):
+            yield found[1]
+
+
+def git_settings(variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variables that may contain a setting with a command for git to run, each with the command."""
+    found = []
+    for name, value in variables.items():
+        # `--config-env` reads a setting's value from any variable. The value of an alias begins with `!`.
+        if value.startswith("!") or name.startswith("GIT_CONFIG_VALUE_"):
+            found.append((name, value.removeprefix("!")))
+    for setting in variables.get("GIT_CONFIG_PARAMETERS", "").split("' '"):
+        found += [("GIT_CONFIG_PARAMETERS", text) for text in run_by_git(["-c", setting.replace("'", "")])]
+    return found
 
 
 def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[list[str]]:

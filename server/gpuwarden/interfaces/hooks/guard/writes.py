@@ -18,10 +18,14 @@ EDITS: Final = frozenset({"chmod", "chown", "vi", "vim", "nvim", "nano", "emacs"
 GIT_WRITES: Final = frozenset({"checkout", "restore", "rm", "mv"})
 IN_PLACE: Final = frozenset({"sed", "perl", "ruby", "yq", "dasel", "awk", "gawk"})
 UNPACKS: Final = frozenset({"tar", "bsdtar", "unzip", "7z", "patch", "cpio"})
+OUTPUT_AT: Final = {"json.tool": 1, "xxd": 1, "uniq": 1, "zip": 0}
+"""The position of the output file among a program's arguments."""
 READERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "ls", "find", "ps", "stat", "ssh", "scp"})
 """Programs whose `-o` does not name an output file."""
 _OUT: Final = re.compile(r"--?(?:o|out|output|outfile|output-file|output-document)|-[a-zA-Z]*O|-[a-zA-Z]+o")
 _IN_PLACE: Final = re.compile(r"-[a-zA-Z0-9]*i.*|--in-?place.*")
+_ARCHIVES: Final = re.compile(r"-?[a-zA-Z]*[cru][a-zA-Z]*f")
+"""Options of `tar` that are followed by the archive that it writes."""
 _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 
 
@@ -45,8 +49,9 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
     plain = [a for a in args if not a.startswith("-")]
     if name in COPIES:
         yield from _copied(name, args, plain)
-    elif name == "json.tool":
-        yield from (Write(a) for a in plain[1:2])
+    elif name in OUTPUT_AT:
+        words = [a for a in args if a == "-" or not (a.startswith("-") or a.isdigit())]
+        yield from (Write(a) for a in words[OUTPUT_AT[name] :][:1])
     elif name in TEES:
         yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
     elif name in EDITS and not (name == "sqlite3" and "-readonly" in args):
@@ -62,8 +67,21 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
         )
     elif name in IN_PLACE and ("inplace" in args or any(_IN_PLACE.fullmatch(a) for a in args)):
         yield from (Write(a, printed=True) for a in plain)
+    yield from _by_options(name, args)
+
+
+def _by_options(name: str, args: Sequence[str]) -> Iterator[Write]:
+    """Yield the files that a program's options, or the commands of a sed script, name as outputs."""
+    if name == "sed":
+        yield from (Write(target) for a in args for target in re.findall(r"w\s+(\S+)", a))
+    elif name in {"docker", "podman"} and "cp" in args:
+        yield Write(args[-1])
+    elif name == "find":
+        yield from (Write(value) for option, value in pairwise(args) if option.startswith(("-fprint", "-fls")))
     if name in UNPACKS:
-        yield from (Write(value, folder=True) for option, value in pairwise(args) if _FOLDER.fullmatch(option))
+        for option, value in pairwise(args):
+            if _FOLDER.fullmatch(option) or _ARCHIVES.fullmatch(option):
+                yield Write(value, folder=_FOLDER.fullmatch(option) is not None)
     elif name not in READERS | COPIES:
         for option, value in pairwise([*args, ""]):
             key, equals, given = option.partition("=")
