@@ -144,6 +144,13 @@ cp /tmp/p /etc/gw/policy.toml
 echo x | tee /etc/gw/policy.toml
 sed -n '1s/.*/x/w /etc/gw/policy.toml' x
 echo x | xxd -r - /etc/gw/policy.toml
+uniq 1 /etc/gw/policy.toml
+tar -c -f /etc/gw/policy.toml x
+tar cfz /etc/gw/policy.toml x
+tar -c --file=/etc/gw/policy.toml x
+sed -n 'w/etc/gw/policy.toml' x
+docker cp box:/tmp/policy.toml /etc/gw/
+curl -so/etc/gw/policy.toml https://example.org
 uniq -f 1 x /etc/gw/policy.toml
 tar -cf /etc/gw/policy.toml x
 find x -fprintf /etc/gw/policy.toml y -quit
@@ -241,7 +248,7 @@ GIT_CONFIG_PARAMETERS="'alias.a=b' 'alias.x'='!vastai destroy instance 1'" git x
 A='!vastai destroy instance 1' git --config-env=alias.x=A x
 GIT_SEQUENCE_EDITOR='rm -rf /data/gw' git rebase -i main
 GIT_EXTERNAL_DIFF='vastai destroy instance 1' git diff
-export GIT_CONFIG_VALUE_0='!git log' GIT_CONFIG_VALUE_1='!sky down x'; git x
+export GIT_CONFIG_KEY_0=a.b GIT_CONFIG_VALUE_0=c GIT_CONFIG_KEY_1=alias.b GIT_CONFIG_VALUE_1='!sky down x'; git b
 pexec vastai destroy instance 1
 cabal exec -- sky down x
 dc -e '!vastai destroy instance 1'
@@ -258,6 +265,23 @@ LESSOPEN='|vastai destroy instance 1 # %s' less x
 PERL5DB='exec "vastai destroy instance 1"' perl -d x
 sed -n '1e vastai destroy instance 1' x
 echo 'esyscmd(vastai destroy instance 1)' | m4
+dc <<< '!vastai destroy instance 1'
+echo x | sed 's/x/vastai destroy instance 1/e'
+sed $'p\ne vastai destroy instance 1' x
+tar -I'vastai destroy instance 1' -cf x y
+tar cf /dev/null x --checkpoint=1 --checkpoint-action=exec='rm -rf /data/gw'
+rsync -e '/usr/local/bin/vastai destroy instance 1' x:x .
+nix-develop --run $'set -e\nvastai destroy instance 1'
+concurrently 'for i in 1; do vastai destroy instance $i; done'
+ssh -oProxyCommand='vastai destroy instance 1' x
+export LESSOPEN='|vastai destroy instance 1 # %s'; less x
+git -c core.fsmonitor='vastai destroy instance 1' status
+git submodule foreach --recursive vastai destroy instance 1
+git ls-remote --upload-pack='vastai destroy instance 1 #' .
+export A='sky down x'; git --config-env=core.sshCommand=A fetch
+cp p 1; python -m json.tool 1 /etc/gw/policy.toml
+cd /etc/gw; A='!cd /tmp' git status; echo x > policy.toml
+rlwrap -p vastai destroy instance 1
 printf -v c 'vastai destroy instance %s' 1; $c
 printf -vp /data/gw; rm -rf "$p"
 python3 -c "print('rm -rf /data/gw')" | sh
@@ -363,6 +387,8 @@ echo "GPUWARDEN_CAPS_PER_JOB_USD=5 sets a cap"
 GPUWARDEN_SSH_PUBLIC_KEY=~/.ssh/a.pub gpuwarden submit train.py
 cp /etc/gw/policy.toml /tmp/
 xxd -l 64 /etc/gw/policy.toml
+xxd -s 0x100 /etc/gw/policy.toml
+sed -i 's|see|view /etc/gw/policy.toml for|' README.md
 tar -cf x.tar /etc/gw/policy.toml
 docker cp /etc/gw/policy.toml box:/x
 strace -o x cat /etc/gw/policy.toml
@@ -421,8 +447,29 @@ git commit -m 'bisect and run vastai destroy instance 1'
 GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=user.name GIT_CONFIG_VALUE_0='Jane Doe' git commit -m x
 GIT_SEQUENCE_EDITOR=: git rebase -i --autosquash main
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=alias.st GIT_CONFIG_VALUE_0='!git status'; git st
+GIT_CONFIG_KEY_0=alias.a GIT_CONFIG_VALUE_0='!git b' GIT_CONFIG_KEY_1=alias.b GIT_CONFIG_VALUE_1='!git log' git a
+which sbatch squeue scancel
+man scancel
+ls -l /usr/bin/scancel
+find . -name '*.md' -exec grep -n "kubectl delete" {} +
+eval 'git commit -m "kubectl delete is blocked"'
+trap 'echo "sky down failed"' ERR
+hyperfine 'grep "ray stop" log'
+uv run grep -rn "vastai destroy" docs
+curl -d '{"text":"sky down finished"}' https://hooks.example.org
+notify-send 'sky down finished'
 notify-send 'Done. Never run vastai destroy instance 1 by hand.'
+hg commit -m 'kubectl delete is blocked'
+read -p 'kubectl delete pod x? ' a
+TITLE='kubectl delete hangs' gh issue create
 claude -p 'what does vastai destroy instance 1 do?'
+claude -p 'kubectl delete hangs, why?'
+claude -p 'Time to review: does vastai destroy instance 1 work?'
+python -c "print(sorted(s, key=lambda stop: stop.t))"
+dash -c 'cat /etc/gw/policy.toml'
+uv run python -c "print(open('/home/me/.config/gpuwarden/policy.toml').read())"
+env CONFIG=/etc/gw/policy.toml python train.py
+sqlite3 -readonly /data/gw/ledger.db '.backup /tmp/x.db'
 restic --password-command='pass show vastai' backup
 tar czf sky.tgz sky
 mail -s '   ' me@example.org

@@ -12,7 +12,7 @@ from typing import Final
 from gpuwarden.interfaces.hooks.guard.limits import Budget
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
 from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, is_pattern, spellings, touches
-from gpuwarden.interfaces.hooks.guard.wrappers import CODE, TEXT_RUNNERS, language
+from gpuwarden.interfaces.hooks.guard.wrappers import CODE, DOERS, RUNNERS, SHELLS, TEXT_RUNNERS, language
 from gpuwarden.interfaces.hooks.guard.writes import COPIES
 
 DELETES: Final = frozenset({"rm", "rmdir", "unlink", "shred", "mv", "trash", "trash-put", "truncate", "srm", "gio",
@@ -164,11 +164,11 @@ class Files:
 
         The parts of code and of shell text are omitted, because `Judge` reads them.
         """
-        read = name in TEXT_RUNNERS or language(name) in CODE
-        names = set() if read else {name_of(file) for file in (*self.files, *self.settings)}
+        read = name in (SHELLS | TEXT_RUNNERS | RUNNERS) - DOERS or language(name) in CODE
+        protected = set() if read else {name_of(file) for file in (*self.files, *self.settings)}
         for word in args:
             yield word.rpartition("=")[2]
-            if any(name in word for name in names):
+            if any(file in word for file in protected):
                 yield from re.split(r"[\s\"'`<>=,:;()|]+", word)
 
     def _git(self, args: Sequence[str]) -> str | None:

@@ -23,6 +23,7 @@ from gpuwarden.interfaces.hooks.guard.programs import (
     removed_by_code,
     spoken,
 )
+from gpuwarden.interfaces.hooks.guard.run_by_options import RUN_FROM_NAME, may_run, run_by_git, run_by_options
 from gpuwarden.interfaces.hooks.guard.shell import Command, Feed, Reader
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     ASSIGNMENT,
@@ -48,13 +49,10 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     candidates,
     for_each,
     for_fleets,
-    git_settings,
     inside,
     language,
     other_docker,
     positional,
-    run_by_git,
-    run_by_sed,
     script_of,
     split_string,
 )
@@ -123,16 +121,15 @@ class Judge:
                 request = [*args, *command.stdin] if name in HTTP else []
                 return (
                     self._run_from(assigned, depth, far)
-                    or (self._git(args, assigned, depth, far) if name == "git" else None)
+                    or self._may_run(name, args, assigned, depth, far)
                     or self._ended(name, args, assigned, far)
                     or self._texts(name, args, command, depth, far)
                     or self._elsewhere(name, args, command, depth)
                     or self._inner(name, args, command, depth, far)
-                    or self._quoted(name, args, assigned, depth, far)
                     or (called(name, request, self.patterns) if request else None)
                     or self._wrote(name, args, command, far=far)
                 )
-            options = words[1 : len(words) - len(unfolded)]
+            options = [word for word in words[1 : len(words) - len(unfolded)] if not ASSIGNMENT.fullmatch(word)]
             if options and not far and (why := self._wrote(name, options, command)):
                 return why
             words = unfolded
@@ -196,16 +193,36 @@ class Judge:
             self._bind(self.values["@"].split(BETWEEN)[1:])
         return None
 
-    def _git(self, args: list[str], assigned: dict[str, str], depth: int, far: bool) -> str | None:
-        """Return the reason to block shell text that git runs because of its arguments or a variable."""
-        why = self._any(run_by_git(args), depth, far)
+    def _aside(self, text: str, depth: int, far: bool) -> str | None:
+        """Return the reason to block shell text that another process runs, and keep this shell's variables."""
         self.budget.spend(len(self.values) // 8)
-        for variable, text in git_settings(self.values | assigned):
-            before = self.values.pop(variable, None)  # the text may call git, which would read the variable again
-            why = why or self.shell(text, depth + 1, far=far)
-            if before is not None:
-                self.values[variable] = before
+        values, aliases = dict(self.values), dict(self.aliases)
+        why = self.shell(text, depth + 1, far=far)
+        self.values.clear()
+        self.values.update(values)
+        self.aliases = aliases
         return why
+
+    def _may_run(self, name: str, args: list[str], assigned: dict[str, str], depth: int, far: bool) -> str | None:
+        """Return the reason to block commands that a program runs because of its options, settings or variables."""
+        set_here = assigned.items() if name != "export" else (word.partition("=")[::2] for word in args)
+        texts = [value.lstrip("|! ") for variable, value in set_here if RUN_FROM_NAME.fullmatch(variable)]
+        texts += run_by_options(name, args)
+        settings_of_git: dict[str, str] = {}
+        if name == "git":
+            self.budget.spend(len(self.values) // 8)
+            texts += run_by_git(args, self.values | assigned)
+            settings_of_git = {v: self.values.pop(v) for v in list(self.values) if v.startswith("GIT_CONFIG_")}
+        why = next((why for text in texts if (why := self._aside(text, depth, far))), None)
+        self.values.update(settings_of_git)  # a text that runs git would have read the same settings again
+        if why:
+            return why
+        if may_run(name) and not self.patterns.knows(self.patterns.program(name)):
+            for text in filter(str.split, args):
+                self.budget.spend(1 + len(text) // 8)
+                if " " in text and (found := self.patterns.command_in_code(text, begins=True)):
+                    return f"`{name}` may run `{' '.join(found.split())[:60]}`"
+        return None
 
     def _run_from(self, assigned: dict[str, str], depth: int, far: bool) -> str | None:
         """Return the reason to block shell text that a program runs because a variable contains it."""
@@ -233,8 +250,8 @@ class Judge:
             return why
         if name != "cat" and (why := self._any(self._scripts(command.words[:1]), depth, far)):
             return why
-        if name in {"trap", "sed"}:
-            return self._any(args[:1] if name == "trap" else run_by_sed(args), depth, far)
+        if name == "trap":
+            return self._any(args[:1], depth, far)
         if name in LATER:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
@@ -312,22 +329,6 @@ class Judge:
             return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
         return self._any(command.stdin, depth, far=True)
 
-    def _quoted(self, name: str, args: list[str], assigned: dict[str, str], depth: int, far: bool) -> str | None:
-        """Return the reason to block an unknown program that may run a text among its arguments or variables."""
-        if name == "ssh":  # `_elsewhere` checks the command for the other machine
-            args = [value for option, value in pairwise(args) if option == "-o"]
-        elif name in SHELLS | settings.SENTENCES | {"export"} or language(name) in CODE:
-            args = []
-        for text in (text for text in (*args, *assigned.values()) if " " in text):
-            self.budget.spend(len(text) // 8)
-            if found := self.patterns.command_in_code(text, begins=True):
-                return f"`{name}` may run `{' '.join(found.split())[:60]}`"
-            if name_of((text.split() or [""])[0]) in SHELLS | WRAPPERS.keys() and (
-                why := self.shell(text, depth + 1, far=far)
-            ):
-                return why
-        return None
-
     def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return the reason to block a program that another program runs from its arguments."""
         if name in {"find", "fd", "fdfind"}:
@@ -357,14 +358,15 @@ class Judge:
 
             parts = list(candidates(args, worth_a_look))
         elif name not in settings.SENTENCES:  # an unknown program may run its arguments, or answer gpuwarden's prompt
-            commands = name not in {*SHELLS, "set"}  # their arguments are parameters
+            runs_any = may_run(name)
             parts = list(
-                candidates(args, lambda w: name_of(w) == "gpuwarden" or (commands and self.patterns.knows(name_of(w))))
+                candidates(args, lambda w: name_of(w) == "gpuwarden" or (runs_any and self.patterns.knows(name_of(w))))
             )
+            parts = [part for part in parts if len(part) > 1 or name_of(part[0]) == "gpuwarden"]
         else:
             return None
         for part in parts:
-            key = hash((*part, *command.stdin, self.files.cwd))
+            key = hash((*part, *command.stdin, self.files.cwd, far, len(self.drafts.printed)))
             if key not in self.seen:  # nested runners yield the same command more than once
                 self.seen.add(key)
                 inner = Command(part, stdin=command.stdin, fed=command.fed)

@@ -20,6 +20,12 @@ AMBIGUOUS = frozenset(
     {"lambda", "prime", "ray", "sky", "modal", "copilot", "serverless", "mc", "hf", "oc", "az", "sam"}
 )
 
+_BEGINS = (
+    r"(?:^(?:-\w)?|[\"'`(;&|{!=\n]\s{0,4}|\b(?:then|do|else|exec|sudo|env|\w{0,20}[cC]ommand)\s{1,4})"
+    r"(?:[\w.~/-]{0,80}/)?"
+)
+"""Text before a program's name if the name is at the start of a command."""
+
 VERBS = frozenset({"destroy", "terminate", "delete", "stop", "down", "kill", "remove", "teardown", "release", "cancel"})
 _WORD = re.compile(r"[a-z0-9][a-z0-9._-]+")
 
@@ -181,11 +187,12 @@ class Patterns:
     def command_in_code(self, text: str, *, begins: bool = False) -> str | None:
         """Return the first command in non-shell text that stops or deletes a resource.
 
-        With `begins`, it must follow an opening quote, a bracket or an operator, or be at the start of the text.
+        With `begins`, the command must be at the start of the text, or follow a quote, a bracket or an operator.
         """
-        words = {word.rstrip(".") for word in _WORD.findall(text.lower())}
+        words = {word.rstrip(".") for word in _WORD.findall(re.sub(r"^-\w", "", text.lower()))}
         for word in sorted(words & (self.ends.keys() | self.aliases.keys())):
-            before = r"(?:^(?:-\w)?|[\"'`(;&|{!=]\s{0,4})" if begins or word in AMBIGUOUS else r"(?<![\w.-])"
+            before = r"(?:^|[\"'`(;&|]\s{0,4})" if word in AMBIGUOUS else r"(?<![\w.-])"
+            before = _BEGINS if begins else before
             patterns = []
             for sequence in map(Spelling.parse, self.ends.get(self.program(word), ())):
                 steps = (

@@ -47,7 +47,8 @@ _KEPT_IN_CODE: Final = re.compile(
     r"|gpuwarden[/\\\"', ]{1,5}(?:policy\.toml|ledger\.db|hooks)|\.mcp\.json"
 )
 _WRITES_IN_CODE: Final = re.compile(
-    r"[wW]rite|put_contents|urlretrieve|\bdownload\(|\.(?:output|once|save|backup|clone)\b|unlink|append|symlink|shutil\.|\bcopy\w*\s*\(|os\.replace|open\b[^;\n]{0,80}[\"']\s*\+?>|File\.open|\bopen\s*\([^)]{0,200}mode\s*=\s*[\"'][wax]|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|\bprintf?\b[^;\n]{0,200}>\s*[\"'(]|execute\w*\s*\([^;]{0,200}\b(?i:insert|update|delete|replace|drop|alter)\b|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
+    r"write|WriteStream|put_contents|urlretrieve|\bdownload\(|\.(?:output|once|save|backup|clone)\s+\S*gpuwarden"
+    r"|unlink|append|symlink|shutil\.|\bcopy\w*\s*\(|os\.replace|open\b[^;\n]{0,80}[\"']\s*\+?>|File\.open|\bopen\s*\([^)]{0,200}mode\s*=\s*[\"'][wax]|\bremove\b|rename|\bdump\(|\bsave\(|rmtree|truncate|\bprintf?\b[^;\n]{0,200}>\s*[\"'(]|execute\w*\s*\([^;]{0,200}\b(?i:insert|update|delete|replace|drop|alter)\b|open\([^)]{0,200}[\"'][wax]b?\+?[\"']"
 )
 CLIENTS: Final = frozenset({"claude", "codex", "cursor", "cursor-agent", "gemini"})
 SENTENCES: Final = frozenset({"echo", "printf", "grep", "rg", "ag", "git", "gh", "glab", "jira", "sed", "awk", "cat",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -29,7 +29,7 @@ WRAPPERS: Final[dict[str, str]] = {
     "caffeinate": "t", "unbuffer": "", "parallel": "jNSna", "busybox": "", "flock": "wE", "strace": "eopEs",
     "ltrace": "eo", "sshpass": "pf", "systemd-run": "pEuMH", "systemd-inhibit": "", "proxychains4": "f", "torify": "",
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo",
-    "rlwrap": "bCDfgHlMOpPqsStz", "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
+    "rlwrap": "bCDfgHlMOPqsStz", "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
     "numactl": "NCmip", "prlimit": "po", "nsenter": "tSG", "setarch": "", "x86_64": "", "i386": "", "i686": "",
     "linux32": "", "linux64": "", "aarch64": "", "pkexec": "", "run0": "ugDM", "perf": "eorCptIDGFMcmxN",
     "eatmydata": "", "fakeroot": "lisb", "chronic": "", "ifne": "", "entr": "", "sg": "", "newgrp": "",
@@ -48,10 +48,10 @@ RUNNERS: Final = frozenset({"uv", "pipx", "poetry", "pdm", "hatch", "rye", "pixi
                             "zellij", "ttyd", "gotty", "winpty", "wt", "abduco", "asciinema", "script",
                             "faketty"})  # fmt: skip
 """Programs with subcommands and options that run another program, named anywhere in their arguments."""
-DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat",
-                          "m4", "screen", "parallel", "sqlite3", "psql", "gdb", "vim", "vi", "ex", "emacs",
-                          "tmux", "kitty", "wezterm", "zellij", "asciinema", "xdotool", "ydotool", "wtype",
-                          "dotool"})  # fmt: skip
+DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osascript", "lua", "tclsh", "socat", "m4",
+                          "screen", "parallel", "sqlite3", "psql", "mysql", "gdb", "vim", "vi", "nvim", "ex", "ed",
+                          "emacs", "dc", "gnuplot", "r", "octave", "irb", "guile", "tmux", "kitty", "wezterm", "zellij",
+                          "asciinema", "xdotool", "ydotool", "wtype", "dotool"})  # fmt: skip
 """Programs that run text in a language other than shell, or that type text into a terminal."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
 """Programs that run the shell text from their standard input at a later time."""
@@ -63,15 +63,8 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
                            "--setenv", "--slice", "--description", "--joblog", "--results", "--tmpdir", "--workdir",
                            "--event", "--output", "--argv0"})  # fmt: skip
 RUN_FROM: Final = {"BASH_ENV": ". {}", "ENV": ". {}", "PS1": ': "{}"', "PS4": ': "{}"', "PROMPT_COMMAND": "{}",
-                   "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}", "VISUAL": "{}",
-                   "GIT_SEQUENCE_EDITOR": "{}", "GIT_PAGER": "{}", "GIT_EXTERNAL_DIFF": "{}", "GIT_SSH": "{}",
-                   "GIT_ASKPASS": "{}", "SSH_ASKPASS": "{}", "GIT_PROXY_COMMAND": "{}"}  # fmt: skip
+                   "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}"}  # fmt: skip
 """Variables whose value a program runs, and the shell text that has the same effect."""
-_RUN_BY_GIT: Final = re.compile(
-    r"(?:alias\.[^=\s]+=!|\w+\.(?:[^=\s]+\.)?\w*(?i:command|editor|pager|helper|cmd|external)=!?"
-    r"|(?:-x|--exec|--[a-z]+-filter|foreach)=)([\s\S]+)"
-)
-"""A setting or an option of git that contains shell text."""
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
@@ -142,35 +135,6 @@ def after_c(args: Sequence[str]) -> list[str]:
     given = " ".join("'" + word.replace("'", "'\\''") + "'" for word in rest[2:])
     text = re.sub(r'"?\$[@*]"?', lambda _: given, rest[0])
     return [re.sub(r"\$(\d)", lambda m: dict(enumerate(rest[1:])).get(int(m[1]), m[0]), text)]
-
-
-def run_by_git(args: Sequence[str]) -> Iterator[str]:
-    """Yield the shell text in settings and options that git runs, and the command of `git bisect run`."""
-    if "bisect" in args and "run" in args:
-        yield shlex.join(args[args.index("run") + 1 :])
-    for before, word in pairwise(["", *args]):
-        whole = before == "-c" or word.startswith("--")
-        if found := _RUN_BY_GIT.fullmatch(word if whole else f"{before}={word}"):
-            yield found[1]
-
-
-def run_by_sed(args: Sequence[str]) -> Iterator[str]:
-    """Yield the commands that a sed script runs with `e`."""
-    for word in args:
-        if found := re.search(r"(?:^|[\d$/;{}!])\s*e\s+([\s\S]+)", word):
-            yield found[1]
-
-
-def git_settings(variables: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the variables that may contain a setting with a command for git to run, each with the command."""
-    found = []
-    for name, value in variables.items():
-        # `--config-env` reads a setting's value from any variable. The value of an alias begins with `!`.
-        if value.startswith("!") or name.startswith("GIT_CONFIG_VALUE_"):
-            found.append((name, value.removeprefix("!")))
-    for setting in variables.get("GIT_CONFIG_PARAMETERS", "").split("' '"):
-        found += [("GIT_CONFIG_PARAMETERS", text) for text in run_by_git(["-c", setting.replace("'", "")])]
-    return found
 
 
 def for_each(name: str, words: Sequence[str], stdin: Sequence[str]) -> Iterator[list[str]]:

@@ -19,13 +19,12 @@ GIT_WRITES: Final = frozenset({"checkout", "restore", "rm", "mv"})
 IN_PLACE: Final = frozenset({"sed", "perl", "ruby", "yq", "dasel", "awk", "gawk"})
 UNPACKS: Final = frozenset({"tar", "bsdtar", "unzip", "7z", "patch", "cpio"})
 OUTPUT_AT: Final = {"json.tool": 1, "xxd": 1, "uniq": 1, "zip": 0}
-"""The position of the output file among a program's arguments."""
+"""The position of the output file among the arguments that are neither options nor their values."""
 READERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "ls", "find", "ps", "stat", "ssh", "scp"})
 """Programs whose `-o` does not name an output file."""
 _OUT: Final = re.compile(r"--?(?:o|out|output|outfile|output-file|output-document)|-[a-zA-Z]*O|-[a-zA-Z]+o")
 _IN_PLACE: Final = re.compile(r"-[a-zA-Z0-9]*i.*|--in-?place.*")
-_ARCHIVES: Final = re.compile(r"-?[a-zA-Z]*[cru][a-zA-Z]*f")
-"""Options of `tar` that are followed by the archive that it writes."""
+_SED_WRITES: Final = re.compile(r"(?:^|[\d$/|#,;{}!gpI])\s*[wW]\s*([^\s;}]+)")
 _FOLDER: Final = re.compile(r"-C|-d|--directory|--one-top-level|-o")
 
 
@@ -50,7 +49,7 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
     if name in COPIES:
         yield from _copied(name, args, plain)
     elif name in OUTPUT_AT:
-        words = [a for a in args if a == "-" or not (a.startswith("-") or a.isdigit())]
+        words = [a for before, a in pairwise(["", *args]) if a == "-" or not (a[:1] == "-" or _is_value(before, a))]
         yield from (Write(a) for a in words[OUTPUT_AT[name] :][:1])
     elif name in TEES:
         yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
@@ -67,26 +66,43 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
         )
     elif name in IN_PLACE and ("inplace" in args or any(_IN_PLACE.fullmatch(a) for a in args)):
         yield from (Write(a, printed=True) for a in plain)
+    elif name in {"docker", "podman"} and plain[:1] == ["cp"]:
+        yield from _copied("cp", args, plain[1:])
     yield from _by_options(name, args)
+
+
+def _is_value(before: str, word: str) -> bool:
+    """Return whether a word is a number that belongs to the option before it."""
+    return before[:1] == "-" and re.fullmatch(r"[+-]?(?:\d+|0x[\da-fA-F]+)", word) is not None
 
 
 def _by_options(name: str, args: Sequence[str]) -> Iterator[Write]:
     """Yield the files that a program's options, or the commands of a sed script, name as outputs."""
     if name == "sed":
-        yield from (Write(target) for a in args for target in re.findall(r"w\s+(\S+)", a))
-    elif name in {"docker", "podman"} and "cp" in args:
-        yield Write(args[-1])
+        yield from (Write(target) for a in args for target in _SED_WRITES.findall(a))
     elif name == "find":
         yield from (Write(value) for option, value in pairwise(args) if option.startswith(("-fprint", "-fls")))
+    elif name in {"tar", "bsdtar"}:
+        yield from map(Write, _archives(args))
     if name in UNPACKS:
-        for option, value in pairwise(args):
-            if _FOLDER.fullmatch(option) or _ARCHIVES.fullmatch(option):
-                yield Write(value, folder=_FOLDER.fullmatch(option) is not None)
+        yield from (Write(value, folder=True) for option, value in pairwise(args) if _FOLDER.fullmatch(option))
     elif name not in READERS | COPIES:
         for option, value in pairwise([*args, ""]):
             key, equals, given = option.partition("=")
-            if _OUT.fullmatch(key) and (given or value):
-                yield Write(given if equals else value)
+            glued = re.fullmatch(r"-[a-zA-Z]{0,9}o([/~].+)", option)
+            if glued or (_OUT.fullmatch(key) and (given or value)):
+                yield Write(glued[1] if glued else given if equals else value)
+
+
+def _archives(args: Sequence[str]) -> Iterator[str]:
+    """Yield the archives that tar writes."""
+    flags = {a for i, a in enumerate(args) if re.fullmatch(r"-[a-zA-Z]{1,12}" if i else r"-?[a-zA-Z]{1,12}", a)}
+    if any(set(flag) & set("cru") for flag in flags) or {"--create", "--append", "--update"} & set(args):
+        for option, value in pairwise([*args, ""]):
+            if option == "--file" or (option in flags and "f" in option):
+                yield value
+            elif option.startswith("--file="):
+                yield option.removeprefix("--file=")
 
 
 def _copied(name: str, args: Sequence[str], plain: Sequence[str]) -> Iterator[Write]:
