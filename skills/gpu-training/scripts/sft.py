@@ -25,9 +25,10 @@ Rows: `messages`, or `prompt` + `completion`, or `text`, each with or without `t
 
 The folder `gputrain` next to this script has the code that all trainers share.
 
-Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem,
-7 push failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a
-key of `--config FILE` and an environment variable TRAIN_NAME.
+Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem, 7 push
+failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a key of
+`--config FILE` and an environment variable TRAIN_NAME. In this file, `option` defines a setting's default, help and
+limits; a limit is an allowed value.
 """
 
 import sys
@@ -56,7 +57,7 @@ class SftSettings(TextSettings):
 
 
 def read(settings: SftSettings) -> Data:
-    """Read the rows. To read rows in another format, pass `convert` to `load`: a function that converts one row."""
+    """Read the rows. For another format, pass `convert` to `load`: it returns one row with the columns of WANTED."""
     return load(settings, WANTED, ALSO)
 
 
