@@ -282,6 +282,10 @@ export A='sky down x'; git --config-env=core.sshCommand=A fetch
 cp p 1; python -m json.tool 1 /etc/gw/policy.toml
 cd /etc/gw; A='!cd /tmp' git status; echo x > policy.toml
 rlwrap -p vastai destroy instance 1
+rlwrap -z 'vastai destroy instance 1' cat
+cd /etc/gw; X_CMD='cd /tmp; :' cp /tmp/p policy.toml
+cp p 1; python -m json.tool --sort-keys 1 /etc/gw/policy.toml
+sed 's/a/b/;s/c/sky down x/ge' x
 printf -v c 'vastai destroy instance %s' 1; $c
 printf -vp /data/gw; rm -rf "$p"
 python3 -c "print('rm -rf /data/gw')" | sh
@@ -457,6 +461,12 @@ trap 'echo "sky down failed"' ERR
 hyperfine 'grep "ray stop" log'
 uv run grep -rn "vastai destroy" docs
 curl -d '{"text":"sky down finished"}' https://hooks.example.org
+log() { echo "$*"; }; log "sky down finished"
+pgrep -af "sky down"; pkill -f "ray stop"; zgrep "scancel 12" x.gz
+rm -f scancel squeue
+ssh box 'redis-cli shutdown nosave'
+glab mr create -d "Protect /etc/gw/policy.toml"
+zip -x /etc/gw/policy.toml out.zip .
 notify-send 'sky down finished'
 notify-send 'Done. Never run vastai destroy instance 1 by hand.'
 hg commit -m 'kubectl delete is blocked'

@@ -12,6 +12,7 @@ from typing import Final
 from gpuwarden.interfaces.hooks.guard.limits import Budget
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
 from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, is_pattern, spellings, touches
+from gpuwarden.interfaces.hooks.guard.run_by_options import MESSAGES
 from gpuwarden.interfaces.hooks.guard.wrappers import CODE, DOERS, RUNNERS, SHELLS, TEXT_RUNNERS, language
 from gpuwarden.interfaces.hooks.guard.writes import COPIES
 
@@ -162,9 +163,9 @@ class Files:
     def _named(self, name: str, args: Sequence[str]) -> Iterator[str]:
         """Yield the arguments, and the parts of those that contain a protected file's name.
 
-        The parts of code and of shell text are omitted, because `Judge` reads them.
+        The parts of sentences are omitted, and those of code and shell text, because `Judge` reads them.
         """
-        read = name in (SHELLS | TEXT_RUNNERS | RUNNERS) - DOERS or language(name) in CODE
+        read = name in MESSAGES | (SHELLS | TEXT_RUNNERS | RUNNERS) - DOERS or language(name) in CODE
         protected = set() if read else {name_of(file) for file in (*self.files, *self.settings)}
         for word in args:
             yield word.rpartition("=")[2]

@@ -196,17 +196,18 @@ class Judge:
     def _aside(self, text: str, depth: int, far: bool) -> str | None:
         """Return the reason to block shell text that another process runs, and keep this shell's variables."""
         self.budget.spend(len(self.values) // 8)
-        values, aliases = dict(self.values), dict(self.aliases)
+        values, aliases, folder = dict(self.values), dict(self.aliases), self.files.cwd
         why = self.shell(text, depth + 1, far=far)
         self.values.clear()
         self.values.update(values)
-        self.aliases = aliases
+        self.aliases, self.files.cwd = aliases, folder
         return why
 
     def _may_run(self, name: str, args: list[str], assigned: dict[str, str], depth: int, far: bool) -> str | None:
         """Return the reason to block commands that a program runs because of its options, settings or variables."""
         set_here = assigned.items() if name != "export" else (word.partition("=")[::2] for word in args)
         texts = [value.lstrip("|! ") for variable, value in set_here if RUN_FROM_NAME.fullmatch(variable)]
+        self.budget.spend(sum(map(len, args)) // 8)
         texts += run_by_options(name, args)
         settings_of_git: dict[str, str] = {}
         if name == "git":
@@ -217,9 +218,8 @@ class Judge:
         self.values.update(settings_of_git)  # a text that runs git would have read the same settings again
         if why:
             return why
-        if may_run(name) and not self.patterns.knows(self.patterns.program(name)):
-            for text in filter(str.split, args):
-                self.budget.spend(1 + len(text) // 8)
+        if may_run(name) and f"{name}()" not in self.values and not self.patterns.knows(name):
+            for text in args:
                 if " " in text and (found := self.patterns.command_in_code(text, begins=True)):
                     return f"`{name}` may run `{' '.join(found.split())[:60]}`"
         return None
@@ -329,6 +329,11 @@ class Judge:
             return self.shell(" ".join(rest), depth + 1, far=True, feed=feed)
         return self._any(command.stdin, depth, far=True)
 
+    def _runs(self, word: str) -> bool:
+        """Return whether a word is gpuwarden or a platform's program."""
+        name = self.patterns.program(name_of(word))
+        return name == "gpuwarden" or name in self.patterns.ends or name in self.patterns.remote
+
     def _inner(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return the reason to block a program that another program runs from its arguments."""
         if name in {"find", "fd", "fdfind"}:
@@ -358,10 +363,8 @@ class Judge:
 
             parts = list(candidates(args, worth_a_look))
         elif name not in settings.SENTENCES:  # an unknown program may run its arguments, or answer gpuwarden's prompt
-            runs_any = may_run(name)
-            parts = list(
-                candidates(args, lambda w: name_of(w) == "gpuwarden" or (runs_any and self.patterns.knows(name_of(w))))
-            )
+            unknown = may_run(name) and f"{name}()" not in self.values
+            parts = list(candidates(args, lambda word: self._runs(word) if unknown else name_of(word) == "gpuwarden"))
             parts = [part for part in parts if len(part) > 1 or name_of(part[0]) == "gpuwarden"]
         else:
             return None

@@ -21,16 +21,20 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     language,
 )
 
-PASSIVE: Final = frozenset({
-    "[", "[[", "ag", "alias", "apropos", "awk", "basename", "bat", "cat", "cd", "chmod", "chown", "claude", "cmp",
-    "code", "comm", "cp", "curl", "cursor", "cut", "declare", "df", "diff", "dirname", "du", "echo", "egrep",
-    "export", "fd", "fdfind", "fgrep", "file", "find", "gawk", "gemini", "gh", "git", "glab", "grep", "hash", "head",
-    "help", "hg", "hyperfine", "info", "jira", "jj", "jq", "less", "let", "llm", "ln", "local", "logger", "ls", "man",
-    "mawk", "mkdir", "more", "mv", "notify-send", "open", "printf", "pushd", "read", "readlink", "readonly",
-    "realpath", "rg", "rsync", "say", "scp", "sed", "set", "shellcheck", "sort", "stat", "svn", "tail", "tar", "tee",
-    "test", "tldr", "touch", "trap", "tree", "type", "typeset", "ugrep", "uniq", "unset", "wall", "wc", "wget",
-    "whatis", "whereis", "which", "xdg-open", "zip",
-})  # fmt: skip
+MESSAGES: Final = frozenset({"bd", "glab", "gt", "hg", "jira", "jj", "linear", "llm", "logger", "mail", "notify-send",
+                             "ntfy", "say", "svn", "terminal-notifier", "wall"})  # fmt: skip
+"""Programs whose arguments are often sentences."""
+PASSIVE: Final = MESSAGES | {
+    ":", "[", "[[", "ack", "ag", "aider", "alias", "apropos", "awk", "basename", "bat", "cat", "cd", "chmod",
+    "chown", "claude", "cmp", "code", "comm", "cp", "curl", "cursor", "cursor-agent", "cut", "declare", "df",
+    "diff", "dirname", "dpkg", "du", "echo", "egrep", "export", "false", "fd", "fdfind", "fgrep", "file", "find",
+    "gawk", "gemini", "gh", "git", "grep", "hash", "head", "help", "hyperfine", "info", "journalctl", "jq", "kill",
+    "killall", "less", "let", "ln", "local", "ls", "man", "mawk", "mkdir", "more", "mv", "open", "opencode",
+    "pgrep", "pkill", "printf", "ps", "pushd", "read", "readlink", "readonly", "realpath", "rg", "rm", "rmdir",
+    "rsync", "scp", "sed", "set", "shellcheck", "sort", "stat", "tail", "tar", "tee", "test", "tldr", "touch",
+    "trap", "tree", "true", "type", "typeset", "ugrep", "uniq", "unset", "wc", "wget", "whatis", "whereis", "which",
+    "xdg-open", "yq", "zcat", "zgrep", "zip",
+}  # fmt: skip
 """Programs that run none of their arguments, apart from those that `run_by_options` yields."""
 _CHECKED: Final = SHELLS | TEXT_RUNNERS | RUNNERS | FLEETS | DOERS | LATER | WINDOWS | HTTP | {
     "autossh", "mosh", "plink", "sftp", "ssh", "sshfs",
@@ -61,8 +65,12 @@ _GIT: Final = re.compile(
     r"|(?:-x|-O|--exec|--extcmd|--upload-pack|--receive-pack|--[a-z]+-filter)=|-[xO](?=\S+\s))([\s\S]+)"
 )
 """A setting or an option of git that contains shell text."""
-_SED: Final = re.compile(r"(?:^|[\d$/;{}!,I\n])\s*e\s+([^\n]+)", re.MULTILINE)
-_SED_REPLACES: Final = re.compile(r"s([/|#,])[^\n]{0,2000}?\1([^\n]{0,2000}?)\1\w{0,9}e\w{0,9}$", re.MULTILINE)
+_SED: Final = re.compile(r"(?:^|[\d$/;{}!,I])[ \t]{0,9}e[ \t]{1,9}([^\n]+)", re.MULTILINE)
+_SED_REPLACES: Final = tuple(
+    re.compile(rf"s{d}(?:[^{d}\\\n]|\\.){{0,500}}{d}((?:[^{d}\\\n]|\\.){{0,500}}){d}\w{{0,9}}e")
+    for d in map(re.escape, "/|#,:")
+)
+"""Commands of sed that run a command, and that run the replaced text."""
 
 
 def may_run(name: str) -> bool:
@@ -75,11 +83,11 @@ def run_by_options(name: str, args: Sequence[str]) -> Iterator[str]:
     if name == "sed":
         for word in args:
             yield from (found[1] for found in _SED.finditer(word))
-            yield from (found[2] for found in _SED_REPLACES.finditer(word))
-    if pattern := _OPTIONS.get(name):
+            yield from (found[1] for pattern in _SED_REPLACES for found in pattern.finditer(word))
+    if options := _OPTIONS.get(name):
         for option, value in pairwise([*args, ""]):
             for text in (option, f"{option}={value}", f"{option[:2]}={option[2:]}"):
-                if found := pattern.fullmatch(text):
+                if found := options.fullmatch(text):
                     yield found[1]
 
 

@@ -29,7 +29,7 @@ WRAPPERS: Final[dict[str, str]] = {
     "caffeinate": "t", "unbuffer": "", "parallel": "jNSna", "busybox": "", "flock": "wE", "strace": "eopEs",
     "ltrace": "eo", "sshpass": "pf", "systemd-run": "pEuMH", "systemd-inhibit": "", "proxychains4": "f", "torify": "",
     "firejail": "", "unshare": "", "dbus-run-session": "", "tsp": "L", "time": "fo", "gtime": "fo",
-    "rlwrap": "bCDfgHlMOPqsStz", "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
+    "rlwrap": "bCDfgHlMOPqsSt", "faketime": "", "reptyr": "", "dtach": "Ac", "empty": "f", "wsl": "du",
     "numactl": "NCmip", "prlimit": "po", "nsenter": "tSG", "setarch": "", "x86_64": "", "i386": "", "i686": "",
     "linux32": "", "linux64": "", "aarch64": "", "pkexec": "", "run0": "ugDM", "perf": "eorCptIDGFMcmxN",
     "eatmydata": "", "fakeroot": "lisb", "chronic": "", "ifne": "", "entr": "", "sg": "", "newgrp": "",

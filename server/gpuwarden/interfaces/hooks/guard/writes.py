@@ -18,8 +18,13 @@ EDITS: Final = frozenset({"chmod", "chown", "vi", "vim", "nvim", "nano", "emacs"
 GIT_WRITES: Final = frozenset({"checkout", "restore", "rm", "mv"})
 IN_PLACE: Final = frozenset({"sed", "perl", "ruby", "yq", "dasel", "awk", "gawk"})
 UNPACKS: Final = frozenset({"tar", "bsdtar", "unzip", "7z", "patch", "cpio"})
-OUTPUT_AT: Final = {"json.tool": 1, "xxd": 1, "uniq": 1, "zip": 0}
-"""The position of the output file among the arguments that are neither options nor their values."""
+OUTPUT_AT: Final = {
+    "json.tool": (1, frozenset({"--indent"})),
+    "xxd": (1, frozenset({"-c", "-cols", "-g", "-groupsize", "-l", "-len", "-n", "-name", "-o", "-s", "-seek"})),
+    "uniq": (1, frozenset({"-f", "-s", "-w"})),
+    "zip": (0, frozenset({"-b", "-n", "-t", "-x", "-i"})),
+}
+"""The position of the output file among the arguments, and the options with a value, which are not counted."""
 READERS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "ls", "find", "ps", "stat", "ssh", "scp"})
 """Programs whose `-o` does not name an output file."""
 _OUT: Final = re.compile(r"--?(?:o|out|output|outfile|output-file|output-document)|-[a-zA-Z]*O|-[a-zA-Z]+o")
@@ -49,8 +54,9 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
     if name in COPIES:
         yield from _copied(name, args, plain)
     elif name in OUTPUT_AT:
-        words = [a for before, a in pairwise(["", *args]) if a == "-" or not (a[:1] == "-" or _is_value(before, a))]
-        yield from (Write(a) for a in words[OUTPUT_AT[name] :][:1])
+        at, valued = OUTPUT_AT[name]
+        words = [a for before, a in pairwise(["", *args]) if before not in valued and (a == "-" or a[:1] != "-")]
+        yield from map(Write, words[at:][:1])
     elif name in TEES:
         yield from (Write(a.removeprefix("of="), fed=True) for a in plain if name != "dd" or a.startswith("of="))
     elif name in EDITS and not (name == "sqlite3" and "-readonly" in args):
@@ -69,11 +75,6 @@ def written_by(name: str, args: Sequence[str]) -> Iterator[Write]:
     elif name in {"docker", "podman"} and plain[:1] == ["cp"]:
         yield from _copied("cp", args, plain[1:])
     yield from _by_options(name, args)
-
-
-def _is_value(before: str, word: str) -> bool:
-    """Return whether a word is a number that belongs to the option before it."""
-    return before[:1] == "-" and re.fullmatch(r"[+-]?(?:\d+|0x[\da-fA-F]+)", word) is not None
 
 
 def _by_options(name: str, args: Sequence[str]) -> Iterator[Write]:
