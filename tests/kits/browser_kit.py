@@ -125,8 +125,8 @@ async def opened(world: World, look: tuple[str, int] = ("light", 1200)) -> Async
         await served.stop()
 
 
-async def until(page: Page, condition: str) -> None:
-    """Wait until a JavaScript condition holds. Evaluating it may raise while the page loads.
+async def until(page: Page | Frame, condition: str) -> None:
+    """Wait until a JavaScript condition holds. Evaluating it may raise while the page or frame loads.
 
     Playwright's own wait evaluates a string, which the page's content security policy blocks.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from gpuwarden.lifecycle.teardown.passkeys import allow, allowed, register
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, MetricStore
 from page_kit import EVIL, HOUR, busy_world, hostile_world, open_world
+from waiting import soon
 
 if TYPE_CHECKING:
     from playwright.async_api import Page, Response, Route
@@ -95,9 +97,8 @@ async def test_curve_is_visible_in_each_color_scheme(tmp_path: Path, scheme: str
             "dark" if scheme == "light" else "light",
         ):  # first the system's scheme, then a switch while the page is open
             await window.page.emulate_media(color_scheme=other)  # type: ignore[arg-type]
-            await window.page.wait_for_timeout(100)
             for run in ("run0", "run1"):
-                assert await pixels(window.page, run) > 300, f"{run} can't be seen in {other}"
+                await soon(partial(pixels, window.page, run), good=lambda found: found > 300)
 
 
 async def pixels(page: Page, run: str) -> int:

@@ -18,7 +18,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.extension import ClientExtension
 
-from browser_kit import audited
+from browser_kit import audited, until
 from gpuwarden.core.sanitize import HIDDEN
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.http.pages.cards import curve_line, curve_texts, document, odd_line
@@ -29,6 +29,7 @@ from gpuwarden.metrics.store import Batch, Curve, Marker, MetricStore
 from lifecycle_kit import clock_of_today
 from page_kit import EVIL, World, busy_world, hostile_world, open_world
 from real_parts import need
+from waiting import soon
 from wording import Wording
 
 if TYPE_CHECKING:
@@ -256,12 +257,9 @@ class Shown:
         return self.page.frames[-1]
 
     async def until(self, condition: str) -> None:
-        """Wait for a condition in the card. The browser's own wait evaluates a string, which the policy forbids."""
-        for _ in range(6_000):
-            if len(self.page.frames) == 3 and await self.card.evaluate(condition):
-                return
-            await self.page.wait_for_timeout(50)
-        raise AssertionError(f"{condition}: {self.wrong} {await self.page.evaluate('window.said')}")
+        """Wait for a condition in the card, whose frame is inside the sandbox's frame inside the page."""
+        await soon(lambda: len(self.page.frames) == 3)
+        await until(self.card, condition)
 
     async def methods(self) -> list[str]:
         """Return the distinct methods that the card sent, in order."""
@@ -407,11 +405,10 @@ async def test_card_starts_no_action_on_any_input(tmp_path: Path) -> None:
                 await window.page.keyboard.press(key)
             for method in ("ping", "ui/resource-teardown", "tools/call", "sampling/createMessage"):
                 await window.page.evaluate("(method) => give({id: method, method, params: {}})", method)
-            for _ in range(6_000):
-                answers = await window.page.evaluate("window.said.filter((one) => one.method === undefined)")
-                if len(answers) == 4:
-                    break
-                await window.page.wait_for_timeout(50)
+            answers = await soon(
+                lambda: window.page.evaluate("window.said.filter((one) => one.method === undefined)"),
+                good=lambda found: len(found) == 4,
+            )
             assert [("error" in one, one["id"]) for one in answers] == [
                 (False, "ping"), (False, "ui/resource-teardown"),
                 (True, "tools/call"), (True, "sampling/createMessage"),
