@@ -48,7 +48,8 @@ STEMMED = 6
 _VOWEL = re.compile(r"[aeiouy]")
 _ASKED = re.compile(
     r"请问|请教|求助|求教|问一下|想问|想知道|各位|大佬|作者|您好|你好|谢谢|感谢|(?:这)?是?(?:因为)?什么(?:原因|情况|问题)(?:呢|啊|导致的?)?"
-    r"|怎么(?:回事|办|解决)(?:呢|啊)?|如何解决|怎样解决|为什么|为啥|有人遇到|遇到过|自己的?(?:数据集|数据|模型)"
+    r"|(?:应?该|需要|要)?(?:怎么|怎样|如何)(?:回事|办|解决|操作|处理|设置|实现|做|改|弄|用)?(?:呢|啊|才好)?"
+    r"|(?:要|应该)?在哪里?改|为什么|为啥|有人遇到|遇到过|自己的?(?:数据集|数据|模型)"
 )
 """Chinese forms of address, question words and words for the user's data, which occur in reports about any failure."""
 CHINESE_STOP_WORDS = """
