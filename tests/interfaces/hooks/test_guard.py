@@ -284,6 +284,9 @@ cd /etc/gw; A='!cd /tmp' git status; echo x > policy.toml
 rlwrap -p vastai destroy instance 1
 rlwrap -z 'vastai destroy instance 1' cat
 cd /etc/gw; X_CMD='cd /tmp; :' cp /tmp/p policy.toml
+cd /etc/gw; PAGER='cd /tmp; :' cp /tmp/p policy.toml
+cd /etc/gw; export GIT_EDITOR='cd /tmp; :'; cp /tmp/p policy.toml
+cd /etc/gw; BASH_ENV=<(echo cd /tmp) cp /tmp/p policy.toml
 cp p 1; python -m json.tool --sort-keys 1 /etc/gw/policy.toml
 sed 's/a/b/;s/c/sky down x/ge' x
 printf -v c 'vastai destroy instance %s' 1; $c

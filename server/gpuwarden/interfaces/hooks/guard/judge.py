@@ -231,7 +231,7 @@ class Judge:
             key = hash((name, value, len(self.drafts.printed)))
             if value and key not in self.seen:
                 self.seen.add(key)
-                if why := self.shell(RUN_FROM[name].format(value), depth + 1, far=far):
+                if why := self._aside(RUN_FROM[name].format(value), depth, far):
                     return why
         return None
 

@@ -26,13 +26,13 @@ MESSAGES: Final = frozenset({"bd", "glab", "gt", "hg", "jira", "jj", "linear", "
 """Programs whose arguments are often sentences."""
 PASSIVE: Final = MESSAGES | {
     ":", "[", "[[", "ack", "ag", "aider", "alias", "apropos", "awk", "basename", "bat", "cat", "cd", "chmod",
-    "chown", "claude", "cmp", "code", "comm", "cp", "curl", "cursor", "cursor-agent", "cut", "declare", "df",
+    "chown", "claude", "cmp", "code", "comm", "cp", "cursor", "cursor-agent", "cut", "declare", "df",
     "diff", "dirname", "dpkg", "du", "echo", "egrep", "export", "false", "fd", "fdfind", "fgrep", "file", "find",
     "gawk", "gemini", "gh", "git", "grep", "hash", "head", "help", "hyperfine", "info", "journalctl", "jq", "kill",
     "killall", "less", "let", "ln", "local", "ls", "man", "mawk", "mkdir", "more", "mv", "open", "opencode",
     "pgrep", "pkill", "printf", "ps", "pushd", "read", "readlink", "readonly", "realpath", "rg", "rm", "rmdir",
     "rsync", "scp", "sed", "set", "shellcheck", "sort", "stat", "tail", "tar", "tee", "test", "tldr", "touch",
-    "trap", "tree", "true", "type", "typeset", "ugrep", "uniq", "unset", "wc", "wget", "whatis", "whereis", "which",
+    "trap", "tree", "true", "type", "typeset", "ugrep", "uniq", "unset", "wc", "whatis", "whereis", "which",
     "xdg-open", "yq", "zcat", "zgrep", "zip",
 }  # fmt: skip
 """Programs that run none of their arguments, apart from those that `run_by_options` yields."""
