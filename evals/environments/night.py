@@ -34,7 +34,14 @@ def pass_night(home: Home) -> None:
     if home.scenario.people in ("answers", "asleep"):
         asleep = home.scenario.people == "asleep"
         home.pass_time(max(0.0, end - WAKES_BEFORE_S - home.now()) if asleep else ANSWERS_AFTER_S)
-        _answer(home)
+        # The user requests the teardown of every machine that is billed, and approves each one with proven outputs.
+        for row in _machines(home, "running"):
+            asked = _run(home, "teardown", str(row["label"]).rpartition("-i")[0], "--json")
+            if asked.get("state") == "awaiting_human":
+                simulated_user.approve(str(asked["ticket"]), home.env, home.project, PIN)
+        for _ in range(2):
+            home.pass_time(60)
+            _watch(home)
     home.pass_time(max(0.0, end - home.now()))
 
 
@@ -46,14 +53,13 @@ def finish_jobs(home: Home) -> None:
     for job in home.scenario.jobs:
         home.gate(job).touch()
     wait_for(
-        lambda: not any(_runs(home, row) for row in _machines(home, "running")), "a job in the scenario did not end"
+        lambda: all(
+            status.get("state") != "running"
+            for row in _machines(home, "running")
+            for _, status in read_status(home.machine(str(row["platform"]), str(row["id"])))
+        ),
+        "a job in the scenario did not end",
     )
-
-
-def _runs(home: Home, row: dict[str, object]) -> bool:
-    """Return true if the supervisor on a machine reports a running job."""
-    found = read_status(home.machine(str(row["platform"]), str(row["id"])))
-    return any(status.get("state") == "running" for _, status in found)
 
 
 def _machines(home: Home, *states: str) -> list[dict[str, object]]:
@@ -64,20 +70,6 @@ def _machines(home: Home, *states: str) -> list[dict[str, object]]:
 def _watch(home: Home) -> None:
     """Run one poll of the watch. The command exits with 1 if an alert is open."""
     _run(home, "watch", "--once", "--json")
-
-
-def _answer(home: Home) -> None:
-    """Act as the user: request the teardown of every machine that is billed, and approve each teardown whose outputs
-    are proven.
-    """
-    for row in _machines(home, "running"):
-        job = str(row["label"]).rpartition("-i")[0]
-        asked = _run(home, "teardown", job, "--json")
-        if asked.get("state") == "awaiting_human":
-            simulated_user.approve(str(asked["ticket"]), home.env, home.project, PIN)
-    for _ in range(2):
-        home.pass_time(60)
-        _watch(home)
 
 
 def _run(home: Home, *words: str) -> dict[str, object]:

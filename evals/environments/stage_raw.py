@@ -86,23 +86,19 @@ class RawScene:
     def end(self) -> dict[str, Any]:
         """Advance the simulated time by some hours, and return the end state."""
         self._look()
-        if self._home.night_s:
-            self._pass_night()
+        if self._home.night_s:  # wait for the running jobs, and then for the end of the night, without alerts
+            ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
+            self._home.pass_time(ends_s)
+            for job in self._scenario.jobs:
+                self._home.gate(job).touch()
+            for run in (r for r in self._runs if r.lives_on and self._home.ends_s is not None):
+                wait_for(lambda run=run: run.process.poll() is not None, _STUCK)  # type: ignore[misc]
+                run.lives_on = False
+            self._look()
+            self._home.pass_time(self._home.night_s - ends_s)
         else:
             self._home.pass_time(self._home.horizon_s)
         return {"views": self._meter.views([run.work for run in self._runs], []), "facts": self.facts}
-
-    def _pass_night(self) -> None:
-        """Wait until the running jobs have ended, and advance the time to the end of the night, without alerts."""
-        ends_s = min(self._home.ends_s or 0.0, self._home.night_s)
-        self._home.pass_time(ends_s)
-        for job in self._scenario.jobs:
-            self._home.gate(job).touch()
-        for run in (r for r in self._runs if r.lives_on and self._home.ends_s is not None):
-            wait_for(lambda run=run: run.process.poll() is not None, _STUCK)  # type: ignore[misc]
-            run.lives_on = False
-        self._look()
-        self._home.pass_time(self._home.night_s - ends_s)
 
     def close(self) -> None:
         """Stop every process in the scenario."""

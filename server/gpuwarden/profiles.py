@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -40,7 +41,11 @@ def load_profile(id: str, own: Path | None = None) -> Profile:  # noqa: A002
     Raises NotFound, or BadRequest with the file and the line.
     """
     file = profile_file(id, own)
-    profile = _load(file, *_version(file))
+    stamp: tuple[int, ...] = ()
+    with suppress(OSError):
+        info = file.stat()
+        stamp = (info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino)
+    profile = _load(file, *stamp)
     if profile.id != id:
         raise BadRequest(f"{file}: its id is {profile.id!r}", f"Name the file {profile.id}.md or write id: {id}.")
     return profile
@@ -55,15 +60,6 @@ def profile_file(id: str, own: Path | None = None) -> Path:  # noqa: A002
         if file.is_symlink() or file.exists():  # also return an unreadable file, so that reading it raises the error
             return file
     raise NotFound(f"unknown platform {id!r}", f"Platforms: {', '.join(profile_names(own)) or 'none'}.")
-
-
-def _version(file: Path) -> tuple[int, ...]:
-    """Return values that change when a file changes; empty if it can't be read."""
-    try:
-        info = file.stat()
-    except OSError:
-        return ()
-    return info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino
 
 
 @lru_cache(maxsize=64)  # parsing YAML takes tens of milliseconds, and every use case loads profiles many times
@@ -178,18 +174,16 @@ def _interruptions(p: Profile) -> list[str]:
         rows += [("signal", _fact(s.signal)), ("grace (s)", _fact(s.grace_s)), ("then", _fact(s.then))]
         rows += [("restarts automatically", _fact(s.auto_resume))]
     table = _table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])])
-    return [*table, "", *_sources((s,)), *_unattended(p)]
-
-
-def _unattended(p: Profile) -> list[str]:
+    lines = [*table, "", *_sources((s,))]
     u = p.unattended
     if u is None:
-        return []
+        return lines
     dates = {"none": "none", "stop": "the machine is stopped", "terminate": "the machine is ended"}
     dates["unreliable"] = "unreliable: it is accepted, but no effect was observed"
     date = _fact(u.end_date) if isinstance(u.end_date, Unfound) else dates[u.end_date]
     rows = [("can stop itself", _fact(u.self_stop)), ("at an end date", date), ("note", u.note)]
-    return ["", *_table(("when unattended", "value"), [row for row in rows if row[1]]), "", *_sources((u,))]
+    table = _table(("when unattended", "value"), [row for row in rows if row[1]])
+    return [*lines, "", *table, "", *_sources((u,))]
 
 
 def _surface(p: Profile) -> list[str]:

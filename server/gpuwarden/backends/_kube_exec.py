@@ -114,10 +114,10 @@ class PodChannel:
             return
         if opcode == ABNF.OPCODE_CLOSE:
             self._over = True
-        elif opcode in {ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT} and frame.data:
-            self._sort(frame.data[0], bytes(frame.data[1:]))
-
-    def _sort(self, channel: int, data: bytes) -> None:
+            return
+        if opcode not in {ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT} or not frame.data:
+            return
+        channel, data = frame.data[0], bytes(frame.data[1:])
         if channel == STDOUT:
             self._out += data
         elif channel == STDERR:

@@ -127,7 +127,12 @@ def _row(
     about = job["metadata"]
     if not task.attempt:
         raise BadReply(f"the job {line(about['name'])} has no attempt number", "The reply was ignored; try again.")
-    newest = max(pods, key=_age, default=None)
+    # The creation time is in whole seconds, so of two equally old pods, the one that has not ended is the newer one.
+    newest = max(
+        pods,
+        key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED),
+        default=None,
+    )
     state, why = _state(job, newest) if task.index is None else _state_of_index(job, pods, newest, task.index, ends)
     ended = _ended(newest)
     status = part_of(job, "status")
@@ -160,11 +165,6 @@ def _row(
         index=task.index,
         pods=tuple((str(pod["name"]), str(pod["uid"])) for pod in live),
     )
-
-
-def _age(pod: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a pod's sort key: its creation time in whole seconds, then whether the pod has not ended."""
-    return str(pod["metadata"].get("creationTimestamp")), _phase(pod) not in _ENDED
 
 
 def _phase(pod: Mapping[str, Any]) -> str:

@@ -186,14 +186,11 @@ class DstackBackend(HubOutputs):
         """Read the log of the newest submission from a byte cursor; a negative cursor counts from its current end."""
         project, ident = _where(handle)
         run = await self._server().run_with_id(project, ident)
+        if run is None or not run.submissions:
+            return LogChunk.cut(b"", cursor, limit)
         upto = cursor + limit if cursor >= 0 else MOST_LOG
-        text = await self._log(project, run, upto) if run is not None and run.submissions else b""
-        return LogChunk.cut(text, cursor, limit)
-
-    async def _log(self, project: str, run: Run, upto: int) -> bytes:
-        """Return a log from its first byte to at most one page after `upto`. dstack has no byte cursor."""
         text, token = bytearray(), None
-        for _ in range(MOST_PAGES):
+        for _ in range(MOST_PAGES):  # from the log's first byte, because dstack has no byte cursor
             if len(text) > upto:
                 break
             page = await self._server().logs(project, run, run.submissions[-1].id, token)
@@ -204,7 +201,7 @@ class DstackBackend(HubOutputs):
             if page.next_token is None or page.next_token == token:
                 break
             token = page.next_token
-        return bytes(text)
+        return LogChunk.cut(bytes(text), cursor, limit)
 
     async def stop(self, handle: Handle, *, grace_s: float = 10.0) -> StopResult:
         """Stop the run. Returns PENDING until dstack reports that it has ended.

@@ -152,9 +152,13 @@ class Registry:
         try:
             module = importlib.import_module(path)
         except ModuleNotFoundError as missing:
+            from gpuwarden.core.installing import install_command
+
+            package = (missing.name or "").partition(".")[0]
+            of = entry.dist.name if entry and entry.dist else _OURS
             raise NotSupported(
                 f"{self._shown(name, path, entry)} needs the Python package {missing.name!r}, which is not installed",
-                _to_install(name, missing.name or "", entry),
+                "Install it: " + install_command(package, name, of),
             ) from missing
         except (Exception, SystemExit) as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -196,14 +200,6 @@ def _installed(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
 def _brought_by(entry: EntryPoint) -> str:
     package = entry.dist
     return f"{package.name} {package.version}" if package else entry.value
-
-
-def _to_install(name: str, missing: str, entry: EntryPoint | None) -> str:
-    """Return the step that installs a missing package, or the requirements of the extra named after the plug-in."""
-    from gpuwarden.core.installing import install_command
-
-    of = entry.dist.name if entry and entry.dist else _OURS
-    return "Install it: " + install_command(missing.partition(".")[0], name, of)
 
 
 def _to_mend(contract: Contract, entry: EntryPoint | None) -> str:

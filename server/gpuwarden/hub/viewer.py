@@ -69,7 +69,18 @@ def _from_info(answer: Any, only: str | None) -> Structure | None:
     if not isinstance(answer, dict) or not isinstance(answer.get("dataset_info"), dict):
         return None
     infos = {only: answer["dataset_info"]} if only else answer["dataset_info"]
-    configs = [_config(name, info) for name, info in infos.items() if isinstance(info, dict)]
+    configs = []
+    for name, info in infos.items():
+        if isinstance(info, dict):
+            features, splits = info.get("features"), _dict(info.get("splits"))
+            counts = [(line(n), s.get("num_examples") if isinstance(s, dict) else None) for n, s in splits.items()]
+            config = Config(
+                name=line(name),
+                splits=tuple(Split(name=n, rows=rows if isinstance(rows, int) else None) for n, rows in counts),
+                columns=_columns(features),
+                why="" if isinstance(features, dict) else "the viewer lists no columns",
+            )
+            configs.append(config)
     if not configs:
         return None
     return Structure(
@@ -104,17 +115,6 @@ async def _from_splits(hub: HubClient, dataset: str, only: str | None, info: Hub
         partial=True,
         failed=_failed(reply.json),
         why=f"the dataset has not been fully converted: {info.message}",
-    )
-
-
-def _config(name: str, info: dict[str, Any]) -> Config:
-    features, splits = info.get("features"), _dict(info.get("splits"))
-    counts = [(line(n), s.get("num_examples") if isinstance(s, dict) else None) for n, s in splits.items()]
-    return Config(
-        name=line(name),
-        splits=tuple(Split(name=n, rows=rows if isinstance(rows, int) else None) for n, rows in counts),
-        columns=_columns(features),
-        why="" if isinstance(features, dict) else "the viewer lists no columns",
     )
 
 

@@ -112,15 +112,13 @@ class Check(Frozen):
             raise ValueError(f"{self.id}: two outcomes have the same id")
         if any(one.least is not None or one.most is not None for one in self.outcomes) != bool(self.value):
             raise ValueError(f"{self.id}: `value` must be set if, and only if, an outcome has `least` or `most`")
-        if self.reads and not self._only_reads(names):
-            raise ValueError(f"{self.id}: this command may change something, or needs a value that is not known")
+        if self.reads:
+            program, *arguments = self.command
+            allowed = READERS.get(program)
+            known = allowed is not None and all(re.fullmatch(allowed, part) for part in arguments)
+            if not (known and names <= {"folder"} and self.on is Where.MACHINE):
+                raise ValueError(f"{self.id}: this command may change something, or needs a value that is not known")
         return self
-
-    def _only_reads(self, names: set[str]) -> bool:
-        program, *arguments = self.command
-        allowed = READERS.get(program)
-        known = allowed is not None and all(re.fullmatch(allowed, part) for part in arguments)
-        return known and names <= {"folder"} and self.on is Where.MACHINE
 
     def number(self, text: str) -> float | None:
         """Return the largest finite number in a command's output, or None if it has none."""

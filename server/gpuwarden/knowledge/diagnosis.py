@@ -160,11 +160,6 @@ class _Case:
         """Return the number of fixed characters in the most specific signature that matched."""
         return max((len(literal_of(pattern)) for _, pattern in self.hits), default=0)
 
-    @property
-    def any_program(self) -> bool:
-        """Return whether every match is the exit code or a message that a runtime prints for any program."""
-        return all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
-
     def rank(self, claims: dict[int, set[str]]) -> tuple[bool, bool, int, bool, bool, int, str]:
         """Return the sort key. The strongest evidence comes first, then the most specific; secondary failures are
         sorted by position.
@@ -172,7 +167,9 @@ class _Case:
         if self.gotcha.secondary and not self.seen:
             return True, True, 0, True, True, min(self.numbers), self.gotcha.id
         own = self.own(claims)
-        return False, not self.sure, -self.weight, not own, self.any_program, -self.specific, self.gotcha.id
+        # Every match is the exit code or a message that a runtime prints for any program.
+        vague = all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
+        return False, not self.sure, -self.weight, not own, vague, -self.specific, self.gotcha.id
 
     def telling(self, claims: dict[int, set[str]]) -> tuple[str, ...]:
         """Return the signatures if their matches are strong evidence for this entry alone, otherwise an empty tuple."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.data import data_dir
-from gpuwarden.knowledge.failure import ExceptionRead, Failure
+from gpuwarden.knowledge.failure import Failure
 from gpuwarden.static_analysis.signatures.tables import packages
 
 HOLE = "{}"
@@ -37,28 +37,24 @@ class Origin(Frozen):
 
 def origin(failure: Failure) -> Origin | None:
     """Return the origin of the exception that ended a run, or else of its nearest cause; None if both are unknown."""
-    raised = (failure.exception, *reversed(failure.chain)) if failure.exception else ()
-    return next((found for one in raised if (found := _origin(one))), None)
-
-
-def _origin(raised: ExceptionRead) -> Origin | None:
-    place = _PLACE.search(raised.frame.replace("\\", "/"))
-    if place is None:
-        return None
-    package = _PACKAGES.get(place["root"], place["root"])
-    file = place["file"].replace("pytorch_lightning/", "lightning/pytorch/", 1)
-    content = _table(package)
-    name = raised.type.rpartition(".")[2]
-    message = " ".join(raised.message.split())
-    fitting = [row for row in content["files"].get(file, ()) if row[0] == name and begins(message, row[1])]
-    if not fitting:
-        return None
-    # Prefer the template with the most fixed text.
-    _, template, first, last = max(fitting, key=lambda row: len(row[1].replace(HOLE, "")))
-    releases = content["releases"]
-    since = releases[first] if first else ""
-    until = releases[last] if last + 1 < len(releases) else ""
-    return Origin(package=package, file=file, template=template, since=since, until=until)
+    for raised in (failure.exception, *reversed(failure.chain)) if failure.exception else ():
+        place = _PLACE.search(raised.frame.replace("\\", "/"))
+        if place is None:
+            continue
+        package = _PACKAGES.get(place["root"], place["root"])
+        file = place["file"].replace("pytorch_lightning/", "lightning/pytorch/", 1)
+        content = _table(package)
+        name = raised.type.rpartition(".")[2]
+        message = " ".join(raised.message.split())
+        fitting = [row for row in content["files"].get(file, ()) if row[0] == name and begins(message, row[1])]
+        if fitting:
+            # Prefer the template with the most fixed text.
+            _, template, first, last = max(fitting, key=lambda row: len(row[1].replace(HOLE, "")))
+            releases = content["releases"]
+            since = releases[first] if first else ""
+            until = releases[last] if last + 1 < len(releases) else ""
+            return Origin(package=package, file=file, template=template, since=since, until=until)
+    return None
 
 
 def begins(message: str, template: str) -> bool:

@@ -53,11 +53,6 @@ class Frame:
         found = _PACKAGE.search(self.path.replace("\\", "/"))
         return found.group("package") if found else ""
 
-    @property
-    def is_python(self) -> bool:
-        """Return whether the frame belongs to Python's standard library."""
-        return not self.package and _STDLIB.search(self.path) is not None
-
 
 @dataclass(eq=False)
 class Raised:
@@ -99,7 +94,8 @@ class Raised:
     @property
     def innermost(self) -> Frame | None:
         """Return the innermost frame outside Python's standard library."""
-        return next((frame for frame in reversed(self.frames) if not frame.is_python), None)
+        outside = (frame for frame in reversed(self.frames) if frame.package or not _STDLIB.search(frame.path))
+        return next(outside, None)
 
 
 def exceptions(lines: Iterable[LogLine]) -> list[Raised]:

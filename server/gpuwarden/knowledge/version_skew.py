@@ -171,17 +171,15 @@ def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
     if not places and not known.lists(module):
         return  # the name is in every release or in none, because the table lists only differences
     dotted = f"{module}.{gone.name}"
-    yield _Fact(package, dotted, frozenset(places), "" if len(places) == len(known.releases) else _home(known, dotted))
-
-
-def _home(known: Table, dotted: str) -> str:
-    """Return the replacement for a name, or else its dotted name in the newest release; empty if both are unknown."""
+    if len(places) == len(known.releases):
+        yield _Fact(package, dotted, frozenset(places))
+        return
     owner, _, name = dotted.rpartition(".")
-    root = owner.partition(".")[0]
-    if advice := NAMES.get(dotted) or NAMES.get(f"{root}.{name}"):
-        return advice
-    homes = [home for home in known.homes(name, len(known.releases) - 1) if home != owner]
-    return f"{homes[0]}.{name}" if homes else ""
+    renamed = NAMES.get(dotted) or NAMES.get(f"{owner.partition('.')[0]}.{name}")
+    if not renamed:  # then its dotted name in the newest release
+        homes = [home for home in known.homes(name, len(known.releases) - 1) if home != owner]
+        renamed = f"{homes[0]}.{name}" if homes else ""
+    yield _Fact(package, dotted, frozenset(places), renamed)
 
 
 def _module(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:

@@ -57,7 +57,17 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """Acquire SQLite's write lock. Commit at the end, or roll back if the block raises an exception."""
         with translated(self.path):
-            self._check_writable()
+            if self.readable_only is not None:
+                raise LedgerError(
+                    f"the ledger {self.path} can't be written: {self.readable_only}",
+                    "Free some disk space or correct the file's permissions, then restart gpuwarden. "
+                    "Nothing was launched.",
+                )
+            if not self.in_place():
+                raise LedgerError(
+                    f"the ledger {self.path} was moved, removed or replaced while it was open; nothing was written",
+                    "Restore the file, then restart gpuwarden. Rented machines may be billed.",
+                )
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -92,19 +102,6 @@ class Database:
     def close(self) -> None:
         """Close the file."""
         self.connection.close()
-
-    def _check_writable(self) -> None:
-        """Raise `LedgerError` if the file can't be written to or is no longer at its path."""
-        if self.readable_only is not None:
-            raise LedgerError(
-                f"the ledger {self.path} can't be written: {self.readable_only}",
-                "Free some disk space or correct the file's permissions, then restart gpuwarden. Nothing was launched.",
-            )
-        if not self.in_place():
-            raise LedgerError(
-                f"the ledger {self.path} was moved, removed or replaced while it was open; nothing was written",
-                "Restore the file, then restart gpuwarden. Rented machines may be billed.",
-            )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

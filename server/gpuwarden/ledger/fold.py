@@ -278,7 +278,10 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         pausing=pause > max(_at(events, JobPaused), _at(events, JobSubmitting), _at(events, JobProvisioning)),
         resume_requested=_at(events, ResumeRequested) > pause and not _stopped_since(events, lease_events),
         resumed=sum(e.data.reason_code is Code.RESUMED for e in events if isinstance(e.data, JobSubmitting)),
-        dropped=min(MOST_DROPPED, sum(map(_is_drop, events))),
+        dropped=min(
+            MOST_DROPPED,
+            sum(isinstance(e.data, JobPreempted) and e.data.reason_code is Code.ENGINE_DROPPED for e in events),
+        ),
         limit_s=announced.timeout_s if announced else None,
         array=announced.array if announced else "",
         person=person_of(accepted.actor),
@@ -301,10 +304,6 @@ def _stopped_since(events: Events, lease_events: Events) -> bool:
     """Return whether a later teardown request overrides the job's last resume request."""
     asked = next((e.seq for e in reversed(events) if isinstance(e.data, ResumeRequested)), 0)
     return any(e.seq > asked for e in lease_events if isinstance(e.data, (LeaseStopping, VerbSent)))
-
-
-def _is_drop(event: Event[Any]) -> bool:
-    return isinstance(event.data, JobPreempted) and event.data.reason_code is Code.ENGINE_DROPPED
 
 
 def _at(events: Events, kind: type[Body]) -> int:

@@ -38,30 +38,25 @@ def _schema() -> Iterator[str]:
 
 def migrate(db: sqlite3.Connection) -> None:
     """Migrate a ledger from an older version. Its events keep their numbers, times and bodies."""
-    if db.execute("PRAGMA user_version").fetchone()[0] == 1:
-        _from_first(db)
+    if db.execute("PRAGMA user_version").fetchone()[0] == 1:  # in version 1, events have no hash
+        for view in ("jobs", "leases", "teardowns", "current"):
+            db.execute(f"DROP VIEW {view}")
+        db.execute("ALTER TABLE events RENAME TO events_v1")
+        for name in ("events_never_change", "events_never_vanish", "events_are_new"):
+            db.execute(f"DROP TRIGGER {name}")
+        for name in ("events_by_subject", "events_by_kind", "once"):
+            db.execute(f"DROP INDEX {name}")
+        create(db)
+        before = GENESIS
+        columns = COLUMNS.replace("version", "1")
+        for row in db.execute(f"SELECT {columns} FROM events_v1 ORDER BY seq"):  # noqa: S608 - constants
+            before = link(before, row)
+            db.execute(INSERT, (*row, before))
+        db.execute("DROP TABLE events_v1")
         return
     db.execute("DROP VIEW live_runs")  # version 2's view, which omits paused jobs
     db.execute(next(statement for statement in _schema() if "CREATE VIEW live_runs" in statement))
     db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _from_first(db: sqlite3.Connection) -> None:
-    """Migrate a ledger from version 1, in which events have no hash."""
-    for view in ("jobs", "leases", "teardowns", "current"):
-        db.execute(f"DROP VIEW {view}")
-    db.execute("ALTER TABLE events RENAME TO events_v1")
-    for name in ("events_never_change", "events_never_vanish", "events_are_new"):
-        db.execute(f"DROP TRIGGER {name}")
-    for name in ("events_by_subject", "events_by_kind", "once"):
-        db.execute(f"DROP INDEX {name}")
-    create(db)
-    before = GENESIS
-    columns = COLUMNS.replace("version", "1")
-    for row in db.execute(f"SELECT {columns} FROM events_v1 ORDER BY seq"):  # noqa: S608 - constants
-        before = link(before, row)
-        db.execute(INSERT, (*row, before))
-    db.execute("DROP TABLE events_v1")
 
 
 def rebuilt(query: Query) -> sqlite3.Connection:

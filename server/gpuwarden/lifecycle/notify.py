@@ -159,18 +159,17 @@ class Courier:
             due.sort(key=lambda alert: self._tries[name, alert.seq])  # a failed alert must not block the others
             self.trouble.pop(name, None)
             for alert in due[:MAX_ALERTS]:
-                if why := await send(self.ctx, alert):
-                    self._failed(name, alert, why)
-                    break
-                self.ctx.ledger.add(alert.subject, AlertSent(alert=alert.seq, channel=name))
+                why = await send(self.ctx, alert)
+                if not why:
+                    self.ctx.ledger.add(alert.subject, AlertSent(alert=alert.seq, channel=name))
+                    continue
+                self.trouble[name] = why
+                n = self._tries[name, alert.seq] = self._tries[name, alert.seq] + 1
+                self._next[name] = self.ctx.clock.now() + doubled(FIRST_RETRY_S, n, MOST_RETRY_S)
+                if n == 1:
+                    self.ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
+                break
         return self.trouble
-
-    def _failed(self, name: str, alert: Alert, why: str) -> None:
-        self.trouble[name] = why
-        n = self._tries[name, alert.seq] = self._tries[name, alert.seq] + 1
-        self._next[name] = self.ctx.clock.now() + doubled(FIRST_RETRY_S, n, MOST_RETRY_S)
-        if n == 1:
-            self.ctx.ledger.add(f"watch/{name}", AlertUnsent(alert=alert.seq, why=why))
 
     def _waiting(self, current: Iterable[Key]) -> list[Alert]:
         """Return the active alerts and the alerts cleared in the last day, in order."""

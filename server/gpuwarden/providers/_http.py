@@ -184,8 +184,13 @@ class ApiClient:
         """
         reply = await self._send(method, path, params, body)
         tries = 1
-        while (safe if safe is not None else method == "GET") and self._short_wait(reply) and tries < PATIENT_TRIES:
-            assert isinstance(reply, ApiResponse)
+        while (
+            (safe if safe is not None else method == "GET")
+            and isinstance(reply, ApiResponse)
+            and reply.status == 429
+            and (reply.after_s or 0.0) <= PATIENT_S
+            and tries < PATIENT_TRIES
+        ):
             await self.clock.sleep(reply.after_s if reply.after_s is not None else 2.0 * tries)
             reply, tries = await self._send(method, path, params, body), tries + 1
         return reply if isinstance(reply, Unknown) else self._read(reply, shape, f"{method} {path}", empty, creates)
@@ -252,10 +257,6 @@ class ApiClient:
             raise BadRequest(f"{platform} refused the request{detail}")
         if status == 409:
             raise Conflict(f"{platform} does not allow this in the current state{detail}", "Check the current state.")
-
-    @staticmethod
-    def _short_wait(reply: ApiResponse | Unknown) -> bool:
-        return isinstance(reply, ApiResponse) and reply.status == 429 and (reply.after_s or 0.0) <= PATIENT_S
 
     async def _send(
         self, method: str, path: str, params: Mapping[str, str | int] | None, body: object

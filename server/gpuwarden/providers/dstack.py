@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gpuwarden.backends._dstack_api import LEASE, DstackServer, FleetInstance, Provisioned, Run, epoch
+from gpuwarden.backends._dstack_api import LEASE, DstackServer, Run, epoch
 from gpuwarden.backends._dstack_options import MOST_PRICE, machine_of, project_of
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import NoCapacity, NotSupported, WardenError, nothing_sent
@@ -191,7 +191,10 @@ class DstackProvider(ReservingProvider):
         for fleet in await self._server.fleets(self._project):
             for one in fleet.instances:
                 made = (epoch(one.created) or began) >= began
-                if one.status != _OVER and _may_be(one, machine) and made:
+                # until the machine is provisioned, some of these are unknown
+                pairs = (one.hostname, machine.hostname), (one.backend, machine.backend), (one.region, machine.region)
+                same = all(first is None or second is None or first == second for first, second in pairs)
+                if one.status != _OVER and same and made:
                     why = f"the run has ended, but its machine {one.name} is {one.status} in the fleet {fleet.name}"
                     return Known(self._view(id, run, InstanceState.TERMINATING, line(why, 200)))
         if machine.backend not in DIRECT or not keyed(DIRECT[machine.backend][1], self._env):
@@ -298,9 +301,3 @@ class DstackProvider(ReservingProvider):
 def _lease(run: Run) -> str:
     """Return the token of a run's reservation, or "" if gpuwarden did not start the run."""
     return run.tags.get(LEASE, "") if run.ours else ""
-
-
-def _may_be(one: FleetInstance, machine: Provisioned) -> bool:
-    """Return whether a fleet's machine may be a run's machine. Until it is provisioned, its address is unknown."""
-    pairs = ((one.hostname, machine.hostname), (one.backend, machine.backend), (one.region, machine.region))
-    return all(first is None or second is None or first == second for first, second in pairs)

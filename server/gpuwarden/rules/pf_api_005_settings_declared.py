@@ -36,22 +36,16 @@ def settings_declared(facts: SubmitFacts) -> Iterator[Found]:
             yield Found(f"{_flag(name)} is {value!r}, which the script does not accept", fix=problem)
     for name in typed.missing:
         yield Found(f"{_flag(name)} is missing, but the script requires it", fix=f"Add {_flag(name)}.")
-    yield from _batches(facts)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _batches(facts: SubmitFacts) -> Iterator[Found]:
-    """Report an effective batch that can't be divided into micro-batches or into groups of completions."""
-    typed = facts.uses.typed
-    assert typed is not None
-    of = {name: typed.given.get(name, setting.default) for name, setting in typed.declared.items()}
-    batch = of.get("batch_size")
+    # An effective batch must be divisible into micro-batches and into groups of completions.
+    values = {name: typed.given.get(name, setting.default) for name, setting in typed.declared.items()}
+    batch = values.get("batch_size")
     for name in ("micro_batch", "generations"):
-        part = of.get(name)
+        part = values.get(name)
         if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
             yield Found(
                 f"--batch-size {batch} is not a multiple of {_flag(name)} {part}", fix=f"Choose a multiple of {part}."
             )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

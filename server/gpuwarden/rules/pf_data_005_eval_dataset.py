@@ -2,7 +2,6 @@ from collections.abc import Iterator
 
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.rules.facts import SubmitFacts
-from gpuwarden.static_analysis.static_eval import Call
 
 _AFTER_FOUR = ("transformers.", "trl.")
 """Packages whose trainers take at least four arguments before eval_dataset; those of other packages take three."""
@@ -31,14 +30,12 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     asked = facts.uses.setting("eval_strategy", facts.uses.setting("evaluation_strategy"))
     if not isinstance(asked, str) or asked == "no":
         return
-    trainers = facts.uses.trainers
-    if trainers and not any(_evaluates(t, facts.libraries.library_class(t.name)) for t in trainers):
+    for trainer in facts.uses.trainers:
+        name = facts.libraries.library_class(trainer.name)
+        first = 5 if name.endswith(".DPOTrainer") else 4 if name.startswith(_AFTER_FOUR) else 3
+        data = (trainer.get("eval_dataset"), trainer.get("evaluator"), *trainer.args[first:])
+        if any(value is not None for value in data):
+            return
+    if facts.uses.trainers:
         line = facts.uses.line_of("eval_strategy")
         yield Found(f"line {line} sets eval_strategy={asked!r}, but no trainer is given an eval_dataset")
-
-
-def _evaluates(trainer: Call, name: str) -> bool:
-    """Return true if a trainer may be given evaluation data. `name` is the name of its library class."""
-    first = 5 if name.endswith(".DPOTrainer") else 4 if name.startswith(_AFTER_FOUR) else 3
-    positional = trainer.args[first:]
-    return any(value is not None for value in (trainer.get("eval_dataset"), trainer.get("evaluator"), *positional))

@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 
-from gpuwarden.core.engine import Asked, Queue
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.rules import Found, Severity, rule
 from gpuwarden.core.sanitize import line
@@ -26,31 +25,23 @@ def resources_there(facts: SubmitFacts) -> Iterator[Found]:
         submit_job(platform="slurm/cluster", gpu="h100", gpu_count=4, options={"nodes": 2}, script=train)
 
     """
-    if facts.limits is not None and facts.limits.queue is not None:
-        yield from _gpus(facts.limits.queue, facts.limits.asked)
-        yield from _sizes(facts.limits.queue, facts.limits.asked)
-
-
-def _gpus(queue: Queue, asked: Asked) -> Iterator[Found]:
-    """Compare the GPUs. Types are compared without regard to case, because sites spell them differently."""
-    if not asked.gpus or queue.gpus is None:
+    if facts.limits is None or facts.limits.queue is None:
         return
-    there = queue.gpus
-    most = max(there.values(), default=0) if not asked.gpu else there.get(asked.gpu.lower(), 0)
-    wanted = f"{asked.gpus} x {asked.gpu or 'GPU'}"
-    has = line(", ".join(f"{count} x {kind or 'GPU'}" for kind, count in sorted(there.items())), 200) or "none"
-    if asked.gpus > most:
-        yield Found(f"a machine in the queue {queue.name} has {has}, but the job requests {wanted}")
-
-
-def _sizes(queue: Queue, asked: Asked) -> Iterator[Found]:
-    """Compare the processors, the memory and the number of machines."""
-    for what, wanted, most in (
+    queue, asked = facts.limits.queue, facts.limits.asked
+    if asked.gpus and queue.gpus is not None:
+        there = queue.gpus
+        # Types are compared without regard to case, because sites spell them differently.
+        most = max(there.values(), default=0) if not asked.gpu else there.get(asked.gpu.lower(), 0)
+        has = line(", ".join(f"{count} x {kind or 'GPU'}" for kind, count in sorted(there.items())), 200) or "none"
+        if asked.gpus > most:
+            wanted = f"{asked.gpus} x {asked.gpu or 'GPU'}"
+            yield Found(f"a machine in the queue {queue.name} has {has}, but the job requests {wanted}")
+    for what, size, limit in (
         ("processors", asked.cpus, queue.cpus),
         ("MB of memory", asked.memory_mb, queue.memory_mb),
     ):
-        if wanted is not None and most is not None and wanted > most:
-            yield Found(f"a machine in the queue {queue.name} has {most} {what}, but the job requests {wanted}")
+        if size is not None and limit is not None and size > limit:
+            yield Found(f"a machine in the queue {queue.name} has {limit} {what}, but the job requests {size}")
     fewest = min((n for n in (queue.nodes, queue.max_nodes) if n is not None), default=None)
     if fewest is not None and asked.nodes > fewest:
         yield Found(

@@ -68,7 +68,10 @@ def _written(facts: SubmitFacts, output: str) -> Iterator[Found]:
     message = f"nothing in the script saves to {output}" + (
         f"; it saves to {', '.join(elsewhere)}" if elsewhere else ""
     )
-    if any(_outlives(facts, path) for path in elsewhere):  # the teardown gate will report it as undeclared
+    profile, durable = facts.profile, facts.spec.durable_storage
+    if profile is not None and any(
+        profile.survives(profile.place_of(path), "job_end", requested=durable) for path in elsewhere
+    ):  # the teardown gate will report it as undeclared
         yield Found(message, severity=Severity.WARNING)
     else:
         yield _judged(facts, message)
@@ -80,14 +83,6 @@ def _judged(facts: SubmitFacts, message: str, fix: str = "") -> Found:
     if unseen:
         return Found(f"{message}; {unseen[0]}, which is not analyzed, may do so", fix=fix, severity=Severity.WARNING)
     return Found(message, fix=fix, severity=None if facts.metered else Severity.WARNING)
-
-
-def _outlives(facts: SubmitFacts, path: str) -> bool:
-    """Return true if a path survives the job's end."""
-    profile = facts.profile
-    return profile is not None and profile.survives(
-        profile.place_of(path), "job_end", requested=facts.spec.durable_storage
-    )
 
 
 def _overlap(facts: SubmitFacts, path: str, output: str) -> bool:

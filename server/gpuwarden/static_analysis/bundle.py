@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -107,8 +107,12 @@ def bundled(text: str, tree: ast.Module, sources: Mapping[str, str]) -> str:
     lines = io.StringIO(text, newline="").readlines()  # splits lines like Python, unlike `splitlines`
     at = _start(body[first]) - 1
     end = "" if text.endswith("\n") else "\n"
-    tail = "".join(f"{line}\n" for module, source in sources.items() for line in (f"#: {module}", *_commented(source)))
-    return "".join([*lines[:at], _LOADER, *lines[at:], end, f"{_CODE}\n", tail])
+    tail = [end, f"{_CODE}\n"]
+    for module, source in sources.items():
+        code = io.StringIO(source, newline=None).read()
+        rows = code.removesuffix("\n").split("\n") if code else []
+        tail += [f"#: {module}\n", *(f"#| {row}\n" if row else "#|\n" for row in rows)]
+    return "".join([*lines[:at], _LOADER, *lines[at:], *tail])
 
 
 def holds_package(text: str) -> bool:
@@ -119,11 +123,6 @@ def holds_package(text: str) -> bool:
 def _start(node: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])
-
-
-def _commented(source: str) -> Iterator[str]:
-    text = io.StringIO(source, newline=None).read()
-    return (f"#| {line}" if line else "#|" for line in text.removesuffix("\n").split("\n") if text)
 
 
 def split(text: str) -> Bundle:
@@ -164,7 +163,9 @@ def with_package(tree: ast.Module, bundle: Bundle) -> ast.Module:
         for module in _imported(node):
             _collect(module, bundle, order)
         if isinstance(node, ast.ImportFrom) and _imported(node):
-            aliases += [_alias(a, node) for a in node.names if a.asname and a.asname != a.name]
+            renamed = [(a.name, a.asname) for a in node.names if a.asname and a.asname != a.name]
+            given = [ast.Assign([ast.Name(new, ast.Store())], ast.Name(old, ast.Load())) for old, new in renamed]
+            aliases += [ast.fix_missing_locations(ast.copy_location(part, node)) for part in given]
     for module in bundle.sources if not bundle.shipped else ():
         _collect(module, bundle, order)
     parts = [part for module in order.values() for part in module]
@@ -265,11 +266,6 @@ def _imported(node: ast.AST) -> tuple[str, ...]:
         case ast.Import():
             return tuple(a.name for a in node.names if a.name.partition(".")[0] == PACKAGE)
     return ()
-
-
-def _alias(alias: ast.alias, node: ast.stmt) -> ast.stmt:
-    name = ast.Name(str(alias.asname), ast.Store())
-    return ast.fix_missing_locations(ast.copy_location(ast.Assign([name], ast.Name(alias.name, ast.Load())), node))
 
 
 def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> None:

@@ -67,14 +67,12 @@ def _fields(program: Program, node: ast.ClassDef) -> Iterator[Parameter]:
             else:
                 required = part.value is None
             if ast.unparse(given.get("init", ast.Constant(True))) != "False":
-                values = _choices(program, given.get("metadata")) or _literals(part.annotation)
+                metadata = given.get("metadata")
+                found = program.value(metadata) if isinstance(metadata, ast.Dict) else {}
+                choices = found.get("choices") if isinstance(found, dict) else None
+                texts = choices if isinstance(choices, list) and all(isinstance(c, str) for c in choices) else ()
+                values = tuple(texts) or _literals(part.annotation)
                 yield Parameter(part.target.id, None if required else "...", values, strict=bool(values))
-
-
-def _choices(program: Program, metadata: ast.expr | None) -> tuple[str, ...]:
-    found = program.value(metadata) if isinstance(metadata, ast.Dict) else {}
-    choices = found.get("choices") if isinstance(found, dict) else None
-    return tuple(choices) if isinstance(choices, list) and all(isinstance(c, str) for c in choices) else ()
 
 
 def _literals(annotation: ast.expr) -> tuple[str, ...]:

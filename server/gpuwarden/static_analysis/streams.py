@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from gpuwarden.static_analysis.static_eval import UNKNOWN, Call, Program
@@ -25,17 +25,16 @@ def trains_on_stream(program: Program, trainers: Iterable[Call]) -> bool | None:
     streams = _Streams(program)
     if not any(True in streams.loaded(call) for call in program.calls):
         return False
-    found = [streams.of(node, trainer.scope) for trainer in trainers for node in _training_set(program, trainer)]
+    found = []
+    for trainer in trainers:
+        named = [k.value for k in (trainer.node.keywords if trainer.node else ()) if k.arg == "train_dataset"]
+        own = program.classes.get(trainer.name)
+        name = program.dotted(own.bases[0]) if own and own.bases else trainer.name
+        if named or trainer.open or len(trainer.args) > 2:
+            # None if the training set is unknown, or if the trainer may need no steps.
+            data = named[0] if named and name.startswith(_NEEDS_STEPS) and not trainer.maybe else None
+            found.append(streams.of(data, trainer.scope))
     return True if {True} in found else None if any(sources - {False} for sources in found) else False
-
-
-def _training_set(program: Program, trainer: Call) -> Iterator[ast.expr | None]:
-    """Yield a trainer's training set; None if the set is unknown, or if the trainer may need no steps."""
-    named = [k.value for k in (trainer.node.keywords if trainer.node else ()) if k.arg == "train_dataset"]
-    own = program.classes.get(trainer.name)
-    name = program.dotted(own.bases[0]) if own and own.bases else trainer.name
-    if named or trainer.open or len(trainer.args) > 2:
-        yield named[0] if named and name.startswith(_NEEDS_STEPS) and not trainer.maybe else None
 
 
 class _Streams:

@@ -157,17 +157,13 @@ def _classes(program: Program) -> list[ast.ClassDef]:
     """Return the bases of a script's settings class, then the class itself: the last class that declares settings."""
     classes = {node.name: node for node, scope in program.nodes if isinstance(node, ast.ClassDef) and scope is None}
     line = [node for node in classes.values() if any(_declaration(part) for part in node.body)][-1:]
-    while line and (base := classes.pop(_base(line[0]), None)) is not None and base is not line[-1]:
-        line.insert(0, base)
+    while line:
+        match line[0].bases:
+            case [ast.Name(id=name)] if name in classes and classes[name] is not line[-1]:
+                line.insert(0, classes.pop(name))
+            case _:
+                break
     return line
-
-
-def _base(node: ast.ClassDef) -> str:
-    """Return the name of a class's only base; empty if it has several, none, or a base that is not a plain name."""
-    match node.bases:
-        case [ast.Name(id=name)]:
-            return name
-    return ""
 
 
 def _understood(node: ast.ClassDef) -> bool:

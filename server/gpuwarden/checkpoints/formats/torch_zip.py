@@ -8,7 +8,6 @@ doubtful.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.file_model import Anatomy, Broken, Doubtful, Limits, Unread, short, some
@@ -85,14 +84,13 @@ def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script
 
 def _filled(found: Anatomy, source: Source, reserved: list[zips.Member]) -> None:
     """Refute an archive in which reserved space was never written."""
-    empty = [m.name for m in reserved if not any(any(piece) for piece in _pieces(source, m))]
+    empty = [
+        m.name
+        for m in reserved
+        if not any(any(source.at(m.start + at, min(_SMALL, m.size - at))) for at in range(0, m.size, _SMALL))
+    ]
     if empty:
         found.refute(f"is incomplete: it was saved with skip_data, but {some(empty)} was never written")
-
-
-def _pieces(source: Source, member: zips.Member) -> Iterator[bytes]:
-    for at in range(0, member.size, _SMALL):
-        yield source.at(member.start + at, min(_SMALL, member.size - at))
 
 
 def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: Limits) -> Anatomy:

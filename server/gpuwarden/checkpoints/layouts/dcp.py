@@ -37,16 +37,11 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     optimizers = [r for r in rows if "optim" in r.name.lower()]
     # A folder with only an optimizer is part of another checkpoint. `stepped.py` reads a step from the folder's name.
     if len(optimizers) < len(rows) and step_of(folder.path.name) is None:
-        judgement.step = _step(folder, found)
+        entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
+        numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
+        named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)
+        judgement.step = optimizer.most_steps(entries, found) if named is None else named
         judgement.checkpoint = judgement.step is not None
         if judgement.checkpoint and not optimizers:
             judgement.resume.append("has no optimizer state")
     return judgement
-
-
-def _step(folder: Folder, found: Findings) -> int | None:
-    """Return the step that the checkpoint records; if there is none, return the optimizer's number of steps."""
-    entries = [e for n in folder.files if (e := found[folder.join(n)]) and e.anatomy and n.endswith(".distcp")]
-    numbers = {n.rpartition(".")[2]: v for e in entries if e.anatomy for n, v in e.anatomy.meta.items()}
-    named = next((numbers[key] for key in STEPS if 0 <= numbers.get(key, -1) < 1 << 60), None)
-    return optimizer.most_steps(entries, found) if named is None else named

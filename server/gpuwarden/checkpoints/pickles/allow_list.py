@@ -146,18 +146,6 @@ def _numpy_dtype(args: tuple[Any, ...]) -> bool:
     return type(code) is str and re.fullmatch(r"[A-Za-z?][0-9]{0,9}", code) is not None and _scalars(args)
 
 
-def _numpy_scalar(args: tuple[Any, ...]) -> bool:
-    """Accept a dtype and bytes."""
-    return len(args) <= 2 and all(map(_made_dtype, args[:1])) and _scalars(args[1:])
-
-
-def _numpy_values(args: tuple[Any, ...]) -> bool:
-    """Accept bytes, a dtype, a shape and an order."""
-    return all(map(_made_dtype, args[1:2])) and all(
-        _scalar(a) or type(a) is tuple or i == 1 for i, a in enumerate(args)
-    )
-
-
 def _made_dtype(value: Any) -> bool:
     return isinstance(value, Call) and is_dtype(value)
 
@@ -212,8 +200,14 @@ _TORCH_CALLS: Dict[Key, Check] = {  # noqa: UP006
     ("numpy.core.multiarray", "_reconstruct"): lambda args: (
         len(args) == 3 and _is_one_of(args[0], {("numpy", "ndarray")})
     ),
-    ("numpy.core.multiarray", "scalar"): _numpy_scalar,
-    ("numpy.core.numeric", "_frombuffer"): _numpy_values,
+    # The arguments are a dtype and bytes.
+    ("numpy.core.multiarray", "scalar"): lambda args: (
+        len(args) <= 2 and all(map(_made_dtype, args[:1])) and _scalars(args[1:])
+    ),
+    # The arguments are bytes, a dtype, a shape and an order.
+    ("numpy.core.numeric", "_frombuffer"): lambda args: (
+        all(map(_made_dtype, args[1:2])) and all(_scalar(a) or type(a) is tuple or i == 1 for i, a in enumerate(args))
+    ),
     **{("numpy.dtypes", n): _nothing for n in _NUMPY_DTYPES},
 }
 # Standard library functions that torch's safe loader does not accept.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpuwarden.checkpoints.file_model import PARAMETER, some
-from gpuwarden.checkpoints.findings import Entry, Findings
+from gpuwarden.checkpoints.findings import Findings
 from gpuwarden.core.evidence import Cause
 
 _MODEL = re.compile(
@@ -16,7 +16,12 @@ _WEIGHT = re.compile(r"(?:.*[./])?(?:[wb]\d*|weights?\w*|biases)", re.IGNORECASE
 
 def judge(found: Findings) -> None:
     """Refute numpy files with NaN or infinity if the file or its folder contains a model; otherwise, add a warning."""
-    beside = {path.rpartition("/")[0] for path, entry in found.entries.items() if _of_model(path, entry)}
+    beside = {
+        path.rpartition("/")[0]
+        for path, entry in found.entries.items()
+        if (entry.format != "numpy" and entry.anatomy and entry.anatomy.tensors)
+        or path.rpartition("/")[2] == "config.json"
+    }
     for path, entry in found.entries.items():
         strange = entry.anatomy.not_finite if entry.anatomy else []
         if not strange:
@@ -28,9 +33,3 @@ def judge(found: Findings) -> None:
             entry.refute(f"not finite: {some(strange)}", Cause.NOT_FINITE)
         else:
             entry.warnings.append(f"has values that are not finite, but its folder contains no model: {some(strange)}")
-
-
-def _of_model(path: str, entry: Entry) -> bool:
-    """Return true if a file indicates that its folder contains a model."""
-    tensors = entry.format != "numpy" and entry.anatomy is not None and bool(entry.anatomy.tensors)
-    return tensors or path.rpartition("/")[2] == "config.json"

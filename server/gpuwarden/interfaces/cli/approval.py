@@ -443,7 +443,12 @@ def _wrong_pins(file: Path | None) -> Iterator[list[float]]:
         return
     try:
         with FileLock(lock, mode=0o600, timeout=30):
-            before = _times_in(file) if file.exists() else []
+            before: list[float] = []
+            if file.exists():
+                words = file.read_text("utf-8", "replace").split()
+                valid = words and all(re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,17})?", word) for word in words)
+                # A damaged list counts as full, with the time of its last change.
+                before = [float(word) for word in words] if valid else [file.stat().st_mtime] * PIN_TRIES
             times = [*before]
             try:
                 yield times
@@ -452,14 +457,6 @@ def _wrong_pins(file: Path | None) -> Iterator[list[float]]:
                     write_private(file, "\n".join(map(str, times[-PIN_TRIES:])))
     except OSError as error:
         raise DiskError(f"the wrong PINs in {file} can't be counted", "Check that file, then try again.") from error
-
-
-def _times_in(file: Path) -> list[float]:
-    """Return the times in a list of wrong PINs. A damaged list counts as full, with the time of its last change."""
-    words = file.read_text("utf-8", "replace").split()
-    if words and all(re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,17})?", word) for word in words):
-        return [float(word) for word in words]
-    return [file.stat().st_mtime] * PIN_TRIES
 
 
 async def choose_pin(ctx: Context) -> Result:

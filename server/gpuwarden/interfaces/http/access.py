@@ -91,7 +91,12 @@ class Authenticate:
     def _who(self, headers: Headers) -> Principal | None:
         """Return the principal for a request; None if its credentials are missing, invalid or ambiguous."""
         bearers = headers.getlist("authorization")
-        keys, cookie = headers.getlist("x-api-key"), _session_in(headers, cookie_name(self.serving))
+        keys, name = headers.getlist("x-api-key"), cookie_name(self.serving)
+        try:
+            jar = SimpleCookie(headers.get("cookie", "")[:4_096])
+        except CookieError:
+            jar = SimpleCookie()
+        cookie = jar[name].value if name in jar else ""
         if len(bearers) + len(keys) > 1:
             return None
         if bearers:
@@ -120,14 +125,6 @@ class Authenticate:
         if site not in {"same-origin", "none"}:
             return False
         return (scope["type"] == "http" and scope["method"] in SAFE) or "origin" in headers
-
-
-def _session_in(headers: Headers, name: str) -> str:
-    try:
-        jar = SimpleCookie(headers.get("cookie", "")[:4_096])
-    except CookieError:
-        return ""
-    return jar[name].value if name in jar else ""
 
 
 class _Needs:

@@ -110,12 +110,15 @@ class Issuer:
         except (jwt.PyJWTError, OverflowError):  # an expiry of Infinity overflows
             return None
         subject, client = claims["sub"], claims.get("client_id") or claims.get("azp") or ""
-        if not _is_name(subject) or not isinstance(client, str):
+        named = isinstance(subject, str) and 0 < len(subject) <= MAX_NAME and line(subject, MAX_NAME) == subject
+        if not named or not isinstance(client, str):
             return None
+        scopes = claims.get("scope", claims.get("scp", ""))  # a list or a space-separated string
+        words = scopes.split() if isinstance(scopes, str) else scopes if isinstance(scopes, list) else []
         return AccessToken(
             token="",  # the verified token itself is not needed any more
             client_id=client,
-            scopes=sorted(GRANTED & _words(claims.get("scope", claims.get("scp", "")))),
+            scopes=sorted(GRANTED.intersection(word for word in words if isinstance(word, str))),
             expires_at=int(claims["exp"]),
             resource=self.resource,
             subject=subject,
@@ -190,13 +193,3 @@ async def _fetched(url: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _Unusable("the response is not a JSON object")
     return found
-
-
-def _is_name(subject: object) -> bool:
-    return isinstance(subject, str) and 0 < len(subject) <= MAX_NAME and line(subject, MAX_NAME) == subject
-
-
-def _words(scopes: object) -> frozenset[str]:
-    """Return the scopes in a claim, which is a list or a space-separated string."""
-    words = scopes.split() if isinstance(scopes, str) else scopes
-    return frozenset(word for word in words if isinstance(word, str)) if isinstance(words, list) else frozenset()

@@ -80,7 +80,14 @@ async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: i
     """
     found = await sent_before(ctx, job)
     if isinstance(found, Known) and found.value is not None and attempt > 1:  # `find` does not distinguish attempts
-        found = await _of_attempt(ctx, found.value, attempt)
+        handle = found.value
+        try:
+            seen = (await ctx.backend(handle.backend).poll([handle])).get(handle.token)
+        except WardenError as error:
+            found = Unknown(error.message)
+        else:
+            there = Known(handle if seen is not None and seen.attempt >= attempt else None)
+            found = Unknown("the job was not observed") if seen is None else there
     if isinstance(found, Unknown) and repeated and job.lease is None:
         ctx.blind[job.id] = refusal
         return False
@@ -94,12 +101,3 @@ def submitted(ctx: Context, job: JobRecord, handle: Handle, attempt: int) -> boo
     instance = read_lease(ctx.ledger, job.lease).instance if job.lease else None
     since = instance.running_since if instance else None
     return move(ctx, job, JobSubmitted(handle=handle, attempt=attempt, running_since=since))
-
-
-async def _of_attempt(ctx: Context, handle: Handle, attempt: int) -> Answer[Handle | None]:
-    """Return the handle if the backend observes this attempt or a later one, otherwise None."""
-    try:
-        seen = (await ctx.backend(handle.backend).poll([handle])).get(handle.token)
-    except WardenError as error:
-        return Unknown(error.message)
-    return Unknown("the job was not observed") if seen is None else Known(handle if seen.attempt >= attempt else None)

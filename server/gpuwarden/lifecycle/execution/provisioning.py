@@ -180,7 +180,19 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
         return False  # if many machines were interrupted, capacity may become available again
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
-        return _move_on(ctx, job, lease, doubted.data.why)
+        following = job.choices[job.choice + 1]
+        # The event also records that no machine was rented under the abandoned lease; otherwise the job would keep
+        # waiting for one. The next step sends the request to the next platform.
+        given_up = JobMovedOn(
+            choice=job.choice + 1,
+            platform=following.platform,
+            gpu=following.gpu,
+            lease=lease.id,
+            generation=job.generation,
+            why=doubted.data.why,
+        )
+        ctx.ledger.add(job.subject, given_up)
+        return True
     return _refused(ctx, job, doubted.data.why, doubted.data.code)
 
 
@@ -188,25 +200,6 @@ def _rate_limited(ctx: Context, lease: str) -> bool:
     """Return whether the platform refused to create a lease's machine because of its rate limit."""
     doubted = ctx.ledger.last(lease, CreateDoubted)
     return doubted is not None and doubted.data.code == RateLimited.code
-
-
-def _move_on(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
-    """Record that a job continues with its next platform choice. The next step sends the request to that platform.
-
-    The event also records that no machine was rented under the abandoned lease; otherwise the job would keep waiting
-    for one.
-    """
-    following = job.choices[job.choice + 1]
-    given_up = JobMovedOn(
-        choice=job.choice + 1,
-        platform=following.platform,
-        gpu=following.gpu,
-        lease=lease.id,
-        generation=job.generation,
-        why=why,
-    )
-    ctx.ledger.add(job.subject, given_up)
-    return True
 
 
 def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:

@@ -164,12 +164,22 @@ async def running(ctx: Context, job: JobRecord) -> bool:
 async def _judge_self_stopped(ctx: Context, job: JobRecord) -> bool:
     """Change the state of a job whose machine stopped itself. The job must not be launched again.
 
-    The machine's disk can't be read, so the outcome is read from the artifact store. Without a store, it is unknown.
+    The machine's disk can't be read, so the outcome is read from the artifact store. Without a final report there,
+    it is unknown.
     """
     ctx.observed.pop(job.id, None)
     ctx.blind.pop(job.id, None)
-    if (seen := await _end_in_store(ctx, job)) is not None and seen.state in TERMINAL_JOBS:
-        return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, message=seen.why), seen)
+    if job.spec.artifact_store:
+        from gpuwarden.lifecycle.artifacts.store_contents import read_store, reported_end, unsettled
+
+        try:
+            with anyio.fail_after(STEP_S):  # the job is locked in the meantime
+                contents = await read_store(ctx, job)
+        except (WardenError, TimeoutError):
+            contents = None
+        seen = None if contents is None or unsettled(ctx, job, contents) is not None else reported_end(contents)
+        if seen is not None and seen.state in TERMINAL_JOBS:
+            return _moved(ctx, job, seen.state, Reason(seen.reason or Code.PLATFORM_REPORT, message=seen.why), seen)
     return job.state is not Job.UNKNOWN and move(ctx, job, JobUnknown(), because(Code.SELF_STOPPED))
 
 
@@ -201,20 +211,6 @@ def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: O
     body = {"why": reason.text, **seen}
     kept = scrubbed(body, ctx.hidden(body, job.spec.secrets))  # a job may have written its secrets into its status file
     return move(ctx, job, OBSERVED[state].model_validate({**kept, "reason": reason.as_dict()}))
-
-
-async def _end_in_store(ctx: Context, job: JobRecord) -> Observation | None:
-    """Return the artifact store's report of how a job ended; None if the store has no final report."""
-    if not job.spec.artifact_store:
-        return None
-    from gpuwarden.lifecycle.artifacts.store_contents import read_store, reported_end, unsettled
-
-    try:
-        with anyio.fail_after(STEP_S):  # the job is locked in the meantime
-            contents = await read_store(ctx, job)
-    except (WardenError, TimeoutError):
-        return None
-    return None if contents is None or unsettled(ctx, job, contents) is not None else reported_end(contents)
 
 
 def _waited_long(ctx: Context, job: JobRecord) -> bool:

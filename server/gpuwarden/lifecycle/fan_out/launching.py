@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,12 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
     If `jobs` is false, the open jobs are not advanced, because the caller advances them.
     """
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
-    trouble = await _advance_all(ctx, now.live) if jobs else []
+    trouble: list[tuple[str, str]] = []
+    if jobs:
+        shared = shared_answers(ctx) is not None
+        # one poll for all jobs at the same place
+        with nullcontext() if shared else sharing(ctx, [read_job(ctx.ledger, job) for job in now.live], ()):
+            trouble += [await _advanced(ctx, job) for job in now.live]
     trouble += (await collect(ctx, fan_id)).items()
     async with ctx.lock(fan_id):
         held, launched = await _launch_all(ctx, fan_id)
@@ -96,17 +101,6 @@ def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep
     elif not steps and now.cells.count(CellState.VERIFIED) < now.fan.plan.size:
         steps.append(do(Action.RESUME, "to retry the unverified cells", job_id=now.fan.id))
     return tuple(steps)
-
-
-async def _advance_all(ctx: Context, job_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Advance open jobs, with one poll for all jobs at the same place.
-
-    Return each job with its error; the error is empty if the job was advanced.
-    """
-    if shared_answers(ctx) is not None:
-        return [await _advanced(ctx, job) for job in job_ids]
-    with sharing(ctx, [read_job(ctx.ledger, job) for job in job_ids], ()):
-        return [await _advanced(ctx, job) for job in job_ids]
 
 
 async def _advanced(ctx: Context, job_id: str) -> tuple[str, str]:

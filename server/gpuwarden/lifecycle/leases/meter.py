@@ -89,8 +89,11 @@ def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
         ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
     elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
         ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # a restart may change its port
-    elif _dearer(ctx, lease, instance):
-        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
+    else:  # record a cost only if it changes enough; every process shows the recorded cost
+        price, cost = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
+        changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
+        if changed or (instance.cost_usd or 0.0) > cost * (1 + PRICE_CHANGE) + CENT:
+            ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
 
 
 def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
@@ -121,13 +124,6 @@ def spent(ctx: Context, lease_id: str) -> float | None:
 def believed(ctx: Context, lease_id: str) -> str | None:
     """Return the confirmed state of a machine: `gone`, or `stopped` with its disk; None if the lease has not ended."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
-
-
-def _dearer(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
-    """Return whether an answer changes the cost enough to be recorded. Every process shows the recorded cost."""
-    price, now = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
-    changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
-    return changed or (instance.cost_usd or 0.0) > now * (1 + PRICE_CHANGE) + CENT
 
 
 def given_back(ctx: Context, lease: LeaseRecord) -> bool:

@@ -64,28 +64,23 @@ def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> 
 async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
     """Mark a code as used, and return its event, which contains the approving user.
 
-    If the code is wrong, the attempt is counted and Refused is raised.
+    Raises Refused if there is no open code for this session and these facts, or if the code is wrong; a wrong code is
+    counted.
     """
     # One call at a time, so that parallel calls can't exceed the limit on tries.
     async with ctx.lock(f"code-{ticket}"):
-        made = _open_code(ctx, ticket, digest, session)
+        made, now = ctx.ledger.last(_subject(ticket), ApprovalCodeMade), ctx.clock.now()
+        if made is None or made.data.session != session or now > made.data.expires_at:
+            raise Refused("no code was created for this page, or it has expired", _again(ticket, session))
+        if made.data.digest != digest:
+            raise Refused("the facts have changed since the terminal showed them", _again(ticket, session))
+        tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
+        if len(tried) >= TRIES or ctx.ledger.used(ApprovalCodeUsed, _token(made)) is not None:
+            raise Refused("this code has been used, or too many wrong codes were tried", _again(ticket, session))
         if not await to_thread.run_sync(pin_matches, _bound(code, ticket, digest, session), made.data.code):
             ctx.ledger.add(made.subject, ApprovalCodeWrong(made=made.seq))
             raise Refused("this is not the code that the terminal showed")
         ctx.ledger.add(made.subject, ApprovalCodeUsed(digest=digest), token=_token(made))
-    return made
-
-
-def _open_code(ctx: Context, ticket: str, digest: str, session: str) -> Event[ApprovalCodeMade]:
-    """Return the open code for one session and these facts. Raises Refused."""
-    made, now = ctx.ledger.last(_subject(ticket), ApprovalCodeMade), ctx.clock.now()
-    if made is None or made.data.session != session or now > made.data.expires_at:
-        raise Refused("no code was created for this page, or it has expired", _again(ticket, session))
-    if made.data.digest != digest:
-        raise Refused("the facts have changed since the terminal showed them", _again(ticket, session))
-    tried = [one for one in ctx.ledger.recent(ApprovalCodeWrong, now - CODE_S) if one.data.made == made.seq]
-    if len(tried) >= TRIES or ctx.ledger.used(ApprovalCodeUsed, _token(made)) is not None:
-        raise Refused("this code has been used, or too many wrong codes were tried", _again(ticket, session))
     return made
 
 

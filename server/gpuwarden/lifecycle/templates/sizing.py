@@ -10,7 +10,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Resources
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.offers import Capacity, ask_offer
-from gpuwarden.lifecycle.submission.estimating import Card, estimate
+from gpuwarden.lifecycle.submission.estimating import estimate
 
 SPARE: Final = 1.3
 
@@ -27,18 +27,14 @@ async def sized(
     except WardenError:
         return gpu, None
     fitting = sorted((c for c in found.cards if gpu or c.fit == "fits"), key=lambda c: (c.gpu.gb, c.gpu.tflops))
-    card = await _offered(ctx, platform, fitting) if platform and not gpu else next(iter(fitting), None)
-    limit = math.ceil(card.seconds.high * SPARE / 60) * 60 if card and card.seconds else None
-    return gpu or (card.gpu.name if card else None), limit
-
-
-async def _offered(ctx: Context, platform: str, cards: Sequence[Card]) -> Card | None:
-    """Return the first GPU that a platform offers, or the first in the list if it offers none or does not respond."""
-    for card in cards:
+    card = next(iter(fitting), None)  # also used if the platform offers none of them or does not respond
+    for each in fitting if platform and not gpu else ():
         try:
-            offer = await ask_offer(ctx, platform, Resources(gpu=card.gpu.name))
+            offer = await ask_offer(ctx, platform, Resources(gpu=each.gpu.name))
         except WardenError:
             break
         if offer.capacity in {Capacity.AVAILABLE, Capacity.UNKNOWN}:
-            return card
-    return next(iter(cards), None)
+            card = each
+            break
+    limit = math.ceil(card.seconds.high * SPARE / 60) * 60 if card and card.seconds else None
+    return gpu or (card.gpu.name if card else None), limit

@@ -485,7 +485,8 @@ def stop(request: Json, env: Json) -> Json:
         found = queue({name: folder}, env)
         if found["rows"] is None:
             return {"ok": False, "code": "unreachable", "error": found["err"]}
-        live = [row for row in found["rows"] if not has_ended(row, request["ended"])]
+        # A job in one of the `ended` states will not run again unless it is resubmitted.
+        live = [row for row in found["rows"] if state_of(row) not in request["ended"]]
         if not found["rows"] and is_sending(name, folder, found["tasks"]):
             pass  # the job may start after this call
         elif not live:
@@ -556,11 +557,6 @@ def state_of(row: Json) -> str:
     while isinstance(state, dict):
         state = state.get("current")
     return str(state[0] if isinstance(state, list) and state else state)
-
-
-def has_ended(row: Json, ended: List[str]) -> bool:
-    """Return whether a row's job has ended and will not run again unless it is resubmitted."""
-    return state_of(row) in ended
 
 
 def locked(path: str) -> int:

@@ -41,15 +41,15 @@ class Tail:
         self.offset += len(data)
         *lines, rest = (self.part + data).split(b"\n")
         self.part = rest if len(rest) <= 1 << 16 else b"?"  # too long; `?` makes the rest of the line invalid JSON
-        return [found for found in map(self._parse, lines) if found is not None]
-
-    @staticmethod
-    def _parse(line: bytes) -> Json | None:
-        try:
-            found = json.loads(line.decode("utf-8")) if len(line) <= 1 << 16 else None
-        except (ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+        found = []
+        for line in lines:
+            try:
+                row = json.loads(line.decode("utf-8")) if len(line) <= 1 << 16 else None
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                found.append(row)
+        return found
 
 
 def split_metrics(row: Json) -> tuple[int | None, dict[str, float], list[str]]:

@@ -48,17 +48,13 @@ class Progress:
             self.moved = time.monotonic()
 
     def printed(self, data: bytes) -> None:
-        """Read metrics from a piece of the command's output."""
-        self.look_for_oom(data)
-        for row in self.log.feed(data):
-            self.take_row({**row, "total_steps": self.log.total}, PRINTED)
-
-    def look_for_oom(self, data: bytes) -> None:
-        """Alert once if the output reports that a GPU ran out of memory, even if the text spans two pieces."""
-        if not self.out_of_memory and GPU_OOM.search(self.tail + data):
+        """Read metrics from a piece of the command's output. Alert once if it reports that a GPU ran out of memory."""
+        if not self.out_of_memory and GPU_OOM.search(self.tail + data):  # the text may span two pieces
             self.out_of_memory = True
             self.record.alert("gpu_oom", OOM_TEXT)
         self.tail = (self.tail + data)[-64:]
+        for row in self.log.feed(data):
+            self.take_row({**row, "total_steps": self.log.total}, PRINTED)
 
     def take(self, times: int) -> None:
         """Read at most `times` pieces of new metrics, read saved files, and check the speed."""

@@ -98,17 +98,16 @@ def read_lines(folder: str, source: str, offset: int, limit: int = MAX_SPOOL_PIE
 
 def parse_lines(text: bytes) -> list[Json]:
     """Parse lines into entries. Invalid lines are skipped."""
-    return [entry for entry in map(_entry, text.splitlines()) if entry is not None]
-
-
-def _entry(line: bytes) -> Json | None:
-    try:
-        found: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or found.get("kind") not in ("metrics", "alerts"):
-        return None
-    return found if isinstance(found.get("body"), dict) else None
+    found = []
+    for line in text.splitlines():
+        try:
+            entry: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        known = isinstance(entry, dict) and entry.get("kind") in ("metrics", "alerts")
+        if known and isinstance(entry.get("body"), dict):
+            found.append(entry)
+    return found
 
 
 def spool(folder: str, request: Json) -> Json:

@@ -122,11 +122,6 @@ def connect(ssh: str, endpoint: Endpoint, *, pin: str | None = None, config: Pat
         raise
 
 
-def plain_env() -> dict[str, str]:
-    """Return the environment without secrets, because the user's `SendEnv` setting could send them to the host."""
-    return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
-
-
 @dataclass(frozen=True)
 class _Login:
     """A login to one machine, which starts a master."""
@@ -166,7 +161,9 @@ class _Login:
         options = dict(_OPTIONS)
         record = _RECORD.format(shown=_escaped(str(shown)))
         if known.pinned:
-            new.write_text("".join(f"{m}{_ALIAS} {k}\n" for m, k in known_lines(known)), encoding="ascii")
+            lines = [f"{_ALIAS} {key}\n" for key in known.listed]
+            lines += [f"@revoked {_ALIAS} {key}\n" for key in sorted(known.revoked)]
+            new.write_text("".join(lines), encoding="ascii")
             files, options["HostKeyAlias"] = [str(new)], _ALIAS
         else:
             files = [str(new), *endpoint.known_hosts]
@@ -210,13 +207,15 @@ class _Login:
     def _start(self, argv: list[str]) -> tuple[int, str]:
         """Run `ssh` until it goes into the background. Return the exit code and the stderr output."""
         errors = self.folder / "errors"
+        # Without secrets, because the user's `SendEnv` setting could send them to the host.
+        env = {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
         with errors.open("wb") as file:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=file,
-                env=plain_env(),
+                env=env,
                 start_new_session=True,
             )
             # `wait` with a timeout polls every 50 ms, which would delay a 200 ms login.
@@ -248,11 +247,6 @@ class _Login:
         shown = self._shown()
         wrong = self.known.judge(self.endpoint, shown) if shown else None
         return wrong or explained(self.endpoint, output, key_shown=shown is not None)
-
-
-def known_lines(known: KnownKeys) -> list[tuple[str, str]]:
-    """Return the marker and key for each known_hosts line needed to accept only these keys."""
-    return [*(("", key) for key in known.listed), *(("@revoked ", key) for key in sorted(known.revoked))]
 
 
 def _escaped(text: str) -> str:

@@ -81,7 +81,7 @@ class _Push:
             def work(session: Any) -> None:
                 nonlocal stream
                 stream = UploadStream(session, self.folder, self.counts, self.stall_s)
-                stream.run(waiting, lambda hello: self._hello(hello, len(waiting)) if now else None)  # noqa: B023
+                stream.run(waiting, lambda hello: self._check_room(hello, files=len(waiting)) if now else None)  # noqa: B023
 
             first = False
             try:
@@ -105,11 +105,8 @@ class _Push:
         await self.clock.sleep(min(2.0**failures / 2, 15.0))
         return failures + 1
 
-    def _hello(self, hello: Mapping[str, Any], files: int) -> None:
-        numbers = (n if type(n := hello.get(key)) is int else None for key in ("free", "inodes"))
-        self._check_room(*numbers, files=files)
-
-    def _check_room(self, free: int | None, inodes: int | None, *, files: int) -> None:
+    def _check_room(self, hello: Mapping[str, Any], *, files: int) -> None:
+        free, inodes = (n if type(n := hello.get(key)) is int else None for key in ("free", "inodes"))
         if free is not None and free < self.total + SPARE_BYTES:
             raise BadRequest(
                 f"{self.folder} on the machine has {free // 1024:,} KiB free, but the transfer needs "

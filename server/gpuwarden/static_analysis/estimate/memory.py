@@ -137,15 +137,6 @@ def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
         least, most = memory(run_measured(m))
         low = min(low, low * (m.peak_gb + CONTEXT_GB[0]) * GB / least)
         high = max(high, high * (m.peak_gb + CONTEXT_GB[1]) * GB / most)
-    return Interval(low=low / GB, high=high / GB, unit="GB", how=_derivation(run) + compared(alike))
-
-
-def compared(runs: Sequence[Measured]) -> str:
-    """Return the last part of a derivation: the number of measured runs that the estimate was compared with."""
-    return f"; compared with {len(runs)} measured runs up to {max(m.date for m in runs)}" if runs else ""
-
-
-def _derivation(run: Run) -> str:
     parts = parts_of(_variants(run)[-1])
     counts = {
         "weights": parts.weights,
@@ -156,4 +147,10 @@ def _derivation(run: Run) -> str:
     }
     told = ", ".join(f"{name} {count / GB:.3g}" for name, count in counts.items() if count > 0.005 * GB)
     shape = f"{run.form.layers} layers of width {run.form.width}" if run.shape else "the usual shape for its size"
-    return f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {told} GB, and the GPU's context"
+    how = f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {told} GB, and the GPU's context"
+    return Interval(low=low / GB, high=high / GB, unit="GB", how=how + compared(alike))
+
+
+def compared(runs: Sequence[Measured]) -> str:
+    """Return the last part of a derivation: the number of measured runs that the estimate was compared with."""
+    return f"; compared with {len(runs)} measured runs up to {max(m.date for m in runs)}" if runs else ""

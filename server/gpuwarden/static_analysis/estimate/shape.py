@@ -134,7 +134,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
     """Return the shape that a config.json describes; None if layers, width or vocabulary are missing."""
     inner = config.get("text_config") or config.get("llm_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else config
-    found = {name: _whole(text, *names) for name, names in _NAMES.items()}
+    counts = {k: v for k, v in text.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
+    found = {name: next((counts[n] for n in names if n in counts), None) for name, names in _NAMES.items()}
     layers, width, heads, vocabulary = (found[n] for n in ("layers", "width", "heads", "vocabulary"))
     if not (layers and width and vocabulary):
         return None
@@ -199,11 +200,3 @@ def shape_like(parameters: int) -> Shape:
         feed_forward=inner,
         vocabulary=vocabulary,
     )
-
-
-def _whole(config: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None

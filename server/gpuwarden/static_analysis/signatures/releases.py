@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
 
 from gpuwarden.static_analysis.ecosystem_tables import canonical_name, read_requirement
 from gpuwarden.static_analysis.signatures.tables import packages, table, version
@@ -91,21 +90,14 @@ def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
         for other, limit in given.items():
             allowed = [n for n, v in enumerate(source.versions) if condition.contains(v, prereleases=True)]
             asked = [source.requires(place).get(other, "") for place in allowed or _places(package, condition, {})]
-            candidates = _versions(other, limit)
+            known = table(other)
+            assert known is not None
+            exact = [v for s in limit if s.operator in {"==", "==="} and (v := version(s.version))]
+            candidates = exact or [v for v in known.versions if limit.contains(v, prereleases=True)]
             filters = (_specifiers(text) for text in asked if text)
             met = not all(asked) or any(one.contains(c, prereleases=True) for one in filters for c in candidates)
             if asked and candidates and not met:
                 yield Conflict(package, other, asked[-1], str(limit))
-
-
-def _versions(package: str, condition: SpecifierSet) -> list[Version]:
-    """Return the releases that a condition allows: the exact versions that it specifies, otherwise releases in the
-    table.
-    """
-    known = table(package)
-    assert known is not None
-    exact = [v for s in condition if s.operator in {"==", "==="} and (v := version(s.version))]
-    return exact or [v for v in known.versions if condition.contains(v, prereleases=True)]
 
 
 def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:

@@ -50,7 +50,14 @@ class Question(str):
 
 def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
     """Return the reason to block a call, a `Question` if the user must decide, or None to allow the call."""
-    given = _given(event)
+    given = event.get("tool_input")
+    if isinstance(given, str):  # some clients send the input as text
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = {"input": given}
+    if not isinstance(given, Mapping):  # others send it without an event around it
+        given = event
     judge = rules.judge(str(event.get("cwd") or given.get("workdir") or Path.cwd()))
     try:
         why = _judged(event, given, judge)
@@ -59,17 +66,6 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
     if not why and judge.files.blind and judge.names_kept():
         judge.files.ask("the command contains a setting that is reserved for the user, and writes to an unknown path")
     return why or (Question(judge.files.question) if judge.files.question else None)
-
-
-def _given(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's input. Some clients send the input as a string; others send it without an event around it."""
-    given = event.get("tool_input")
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            given = {"input": given}
-    return given if isinstance(given, Mapping) else event
 
 
 def _judged(event: Mapping[str, Any], given: Mapping[str, Any], judge: Judge) -> str | None:

@@ -43,22 +43,13 @@ _NOTHING: Final = re.compile(r"(?i)empty|blank|nothing|^/tmp/")
 def desired(name: str, args: Sequence[str], files: Files) -> str | None:
     """Return the reason to block a program because of the state that its arguments set."""
     if name in {"kubectl", "oc"} and not any(a.startswith("--dry-run") and a != "--dry-run=none" for a in args):
-        return in_cluster(name, args)
+        for at, verb in enumerate(args):  # options and their values may precede the verb, so every word is checked
+            if verb in _CLUSTER and _CLUSTER[verb](args[at + 1 :]):
+                return f"this `{name} {verb}` deletes, suspends or hides a resource that gpuwarden guards"
     if name == "ansible" and not {"--check", "-C"} & set(args):
         return ansible_module(args, files)
     if name == "rclone" and "sync" in args and not {"-n", "--dry-run", "-i", "--interactive"} & set(args):
         return rclone_sync(args[args.index("sync") + 1 :], files)
-    return None
-
-
-def in_cluster(name: str, args: Sequence[str]) -> str | None:
-    """Return the reason to block a command that is sent to a Kubernetes cluster.
-
-    Every word is checked as a possible verb, because options and their values may precede the verb.
-    """
-    for at, verb in enumerate(args):
-        if verb in _CLUSTER and _CLUSTER[verb](args[at + 1 :]):
-            return f"this `{name} {verb}` deletes, suspends or hides a resource that gpuwarden guards"
     return None
 
 

@@ -39,8 +39,17 @@ class Drafts:
         """Return the reason to block a command because of the files to which its output is redirected."""
         if not command.targets:
             return None
-        plain = printed(command.words, command.stdin, self.files.cwd)
-        text = "" if printed_elsewhere else self._output(command, plain)
+        plain = text = printed(command.words, command.stdin, self.files.cwd)
+        if printed_elsewhere:
+            text = ""
+        elif UNKNOWN in plain and command.name in FILTERS | VERBATIM:
+            # A filter's output contains its arguments, followed by the files and texts that it reads.
+            files = [self._content(a) for a in command.words[1:] if not a.startswith("-")]
+            files = [f for f in files if command.name in VERBATIM or f != UNKNOWN]
+            words = [] if command.name in VERBATIM else command.words
+            text = "\n".join([*words, *command.stdin, *files])
+        elif UNKNOWN in plain:
+            text = "\n".join([*command.words, *command.stdin, UNKNOWN])
         for target in dict.fromkeys(command.targets):
             if why := self._written(target, text):
                 return why
@@ -83,20 +92,6 @@ class Drafts:
         if settings.is_client_file(path) and (unknown or settings.may_be_off(text)):
             self.files.ask(f"{path} configures a coding agent, and the text to be written to it is unknown")
         return None
-
-    def _output(self, command: Command, text: str) -> str:
-        """Return a command's output.
-
-        For a filter, the output is its arguments, followed by the files and texts that it reads.
-        """
-        if UNKNOWN not in text:
-            return text
-        if command.name in FILTERS | VERBATIM:
-            files = [self._content(a) for a in command.words[1:] if not a.startswith("-")]
-            files = [f for f in files if command.name in VERBATIM or f != UNKNOWN]
-            words = [] if command.name in VERBATIM else command.words
-            return "\n".join([*words, *command.stdin, *files])
-        return "\n".join([*command.words, *command.stdin, UNKNOWN])
 
     def _content(self, file: str) -> str:
         """Return a file's content, as far as it is known."""

@@ -104,10 +104,12 @@ class Files:
                     return f"{place} overlaps gpuwarden's folder, with its ledger and the copies of your checkpoints"
             if known is Reach.SURELY and any(around(place, f) for f in (*self.files, *self.settings)):
                 return f"{place} contains gpuwarden's state or policy, or guard settings; only the user may remove it"
-            if self.runs and any(found.values()) and not _scratch(place):
-                self.ask(
-                    "the path to remove is unknown until the command runs, and may contain a live job's run folder"
-                )
+            if self.runs and any(found.values()):  # ask, unless the path ends in a disposable name
+                _, unknown, rest = place.rpartition(UNKNOWN)
+                if not SCRATCH.search("/" + (rest.partition("/")[2] if unknown else name_of(place))):
+                    self.ask(
+                        "the path to remove is unknown until the command runs, and may contain a live job's run folder"
+                    )
         return None
 
     def change(self, text: str, *, written: bool = True) -> str | None:
@@ -240,9 +242,3 @@ class Files:
 
 def _lost(path: str) -> str:
     return f"{path[:80]} on the machine may be the only copy of an output"
-
-
-def _scratch(place: str) -> bool:
-    """Return whether a partly unknown path ends in a disposable file's name."""
-    _, unknown, rest = place.rpartition(UNKNOWN)
-    return SCRATCH.search("/" + (rest.partition("/")[2] if unknown else name_of(place))) is not None

@@ -73,7 +73,10 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
     if (output := output_of_code(name, args)) is not None:
         return output
     if name == "base64" and stdin and any(re.fullmatch(r"-\w*[dD]\w*|--d\w*", a) for a in args):
-        return _decoded("".join(stdin))
+        try:
+            return base64.b64decode("".join(stdin).strip() + "==").decode("utf-8", "replace")  # it may lack its padding
+        except ValueError:
+            return f"{UNKNOWN}$()"
     if name in PASSES and stdin:
         return "\n".join(stdin)
     if name in SILENT:
@@ -96,14 +99,6 @@ def output_of_code(name: str, args: Sequence[str]) -> str | None:
     return "\n".join(a or b for a, b in _PRINT.findall(args[1]))
 
 
-def _decoded(text: str) -> str:
-    """Decode base64 text. The padding may be missing."""
-    try:
-        return base64.b64decode(text.strip() + "==").decode("utf-8", "replace")
-    except ValueError:
-        return f"{UNKNOWN}$()"
-
-
 def _formatted(args: Sequence[str]) -> str:
     """Return the output of `printf`: its format, repeated until all arguments are used."""
     text = args[0].replace("\\n", "\n").replace("\\t", "\t")
@@ -113,11 +108,6 @@ def _formatted(args: Sequence[str]) -> str:
         return " ".join([text, *args[1:]])
     rounds = [args[at : at + places] for at in range(1, max(len(args), 2), places)]
     return "".join(w + t for words in rounds for w, t in zip_longest(["", *words], between, fillvalue=""))
-
-
-def _ls(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
-    whole = any(re.fullmatch(r"-\w*d\w*|--directory", a) for a in args)
-    return among((plain or ["."]) if whole else [*plain, "*"])
 
 
 def _find(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
@@ -131,10 +121,6 @@ def roots(args: Sequence[str]) -> list[str]:
     return list(args[:end]) or ["."]
 
 
-def _parent(path: str) -> str:
-    return f"{UNKNOWN}$()" if UNKNOWN in path else posixpath.dirname(path) or "."
-
-
 def _temporary(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
     given = next((a for a in plain if "XX" in a), "tmp.x")
     parent = next((b for a, b in pairwise(args) if a in {"-p", "--tmpdir"}), "")
@@ -142,7 +128,9 @@ def _temporary(args: Sequence[str], plain: Sequence[str], folder: str) -> str:
 
 
 _PATHS: Final[dict[str, Callable[[Sequence[str], Sequence[str], str], str]]] = {
-    "ls": _ls,
+    "ls": lambda args, plain, _folder: among(
+        (plain or ["."]) if any(re.fullmatch(r"-\w*d\w*|--directory", a) for a in args) else [*plain, "*"]
+    ),
     "find": _find,
     "fd": lambda _args, plain, _folder: among([f"{root}/**" for root in plain[1:] or ["."]]),
     "git": lambda _args, _plain, _folder: among(["./**"]),
@@ -152,5 +140,7 @@ _PATHS: Final[dict[str, Callable[[Sequence[str], Sequence[str], str], str]]] = {
     "pwd": lambda _args, _plain, folder: folder,
     "realpath": lambda _args, plain, _folder: plain[-1] if plain else f"{UNKNOWN}$()",
     "readlink": lambda _args, plain, _folder: plain[-1] if plain else f"{UNKNOWN}$()",
-    "dirname": lambda _args, plain, _folder: _parent(plain[-1]) if plain else f"{UNKNOWN}$()",
+    "dirname": lambda _args, plain, _folder: (
+        posixpath.dirname(plain[-1]) or "." if plain and UNKNOWN not in plain[-1] else f"{UNKNOWN}$()"
+    ),
 }

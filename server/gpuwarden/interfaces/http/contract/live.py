@@ -82,7 +82,9 @@ class Subscriber:
         """Queue the points that have changed."""
         for name, point in latest.items():
             if self.sent.get(name) != point:
-                self.points[named(name)] = {"step": point.step, "at": point.at, "value": plain_number(point.value)}
+                # JSON has no `nan`, `inf` and `-inf`, so they become text.
+                value = point.value if math.isfinite(point.value) else str(point.value)
+                self.points[named(name)] = {"step": point.step, "at": point.at, "value": value}
         self.sent = latest
         if self.points:
             self.some.set()
@@ -181,8 +183,3 @@ class Live:
                         one.put({**shown, "body": body})
                     # The queue may have been emptied during the query, so it can't show whether more alerts are stored.
                     one.behind = one.behind or len(alerts) == room
-
-
-def plain_number(value: float) -> float | str:
-    """Return a finite number unchanged; otherwise `nan`, `inf` or `-inf` as text, because JSON has no such numbers."""
-    return value if math.isfinite(value) else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -42,7 +42,12 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
         The body contains the arguments of submit_job except the platform, which is in the path.
         """
-        given = await _object(request)
+        try:
+            given = json.loads(await request.body())
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            raise BadRequest("the body is not a JSON object")
         receipt, dry_run = given.pop("receipt", None), given.pop("dry_run", False)
         if not isinstance(dry_run, bool) or not isinstance(receipt, str | None):
             raise BadRequest("dry_run is not a boolean, or receipt is not a string")
@@ -70,17 +75,6 @@ def routes(serving: Serving) -> list[BaseRoute]:
         Protected("/api/training/deploy/{platform:path}", deploy, needs="submit", kinds=CLIENTS, methods=["POST"]),
         Protected("/api/training/{job}/status", status, needs=("read", "metrics"), methods=["GET"]),
     ]
-
-
-async def _object(request: Request) -> dict[str, Any]:
-    """Return the request's body. Raises BadRequest unless it is a JSON object."""
-    try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise BadRequest("the body is not a JSON object")
-    return body
 
 
 def _reply(ctx: Context, reply: Result, status: int = 200) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from gpuwarden.core.profile import DangerClock, Event, Profile, Tier, Unfound
+from gpuwarden.core.profile import Event, Profile, Unfound
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.interfaces.cli.drawing import local
 from gpuwarden.interfaces.http.pages.rendering import Row, View, shown
@@ -38,23 +38,27 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
         "kind": profile.kind,
         "stops": ", ".join(profile.meter.stops_on) or ("nothing is billed" if not profile.meter.metered else "unknown"),
         "note": profile.meter.note,
-        "tiers": [tier_row(tier) for tier in profile.storage],
-        "clocks": [clock_row(clock) for clock in profile.danger_clocks],
+        "tiers": [
+            {
+                "name": tier.tier,
+                "path": tier.path,
+                "present": tier.present.replace("_", " "),
+                "survives": [fact_row(getattr(tier.survives, event), "survives", "lost") for event in EVENTS],
+                "bills": fact_row(tier.bills_when_stopped, "yes", "no"),
+                "note": tier.note,
+            }
+            for tier in profile.storage
+        ],
+        "clocks": [
+            {
+                "trigger": clock.trigger,
+                "after": f"unknown: {clock.after.unknown}" if isinstance(clock.after, Unfound) else clock.after,
+                "effect": clock.effect,
+            }
+            for clock in profile.danger_clocks
+        ],
         "verified": profile.meter.verified,
         "source": profile.meter.source,
-    }
-
-
-def tier_row(tier: Tier) -> dict[str, Any]:
-    """Return one storage tier. A fact that has not been established is shown as unknown, with a way to establish it."""
-    survives = [getattr(tier.survives, event) for event in EVENTS]
-    return {
-        "name": tier.tier,
-        "path": tier.path,
-        "present": tier.present.replace("_", " "),
-        "survives": [fact_row(value, "survives", "lost") for value in survives],
-        "bills": fact_row(tier.bills_when_stopped, "yes", "no"),
-        "note": tier.note,
     }
 
 
@@ -63,16 +67,6 @@ def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
     if isinstance(value, Unfound):
         return {"state": "unknown", "text": "unknown", "title": value.unknown}
     return {"state": "yes" if value else "no", "text": yes if value else no, "title": ""}
-
-
-def clock_row(clock: DangerClock) -> Row:
-    """Return an action that the platform takes automatically after a certain period."""
-    after = clock.after
-    return {
-        "trigger": clock.trigger,
-        "after": f"unknown: {after.unknown}" if isinstance(after, Unfound) else after,
-        "effect": clock.effect,
-    }
 
 
 def running_clocks(ctx: Context) -> list[Row]:

@@ -43,7 +43,11 @@ def patch_datasets(record: Record, datasets: ModuleType) -> None:
         configs = (record.supply("datasets", path) or {}).get("configs")
         if not configs:
             raise record.want("dataset", path)
-        return _loaded(record, datasets, path, _config(path, configs, name), given)
+        if name is None:
+            name = next(iter(configs)) if len(configs) == 1 else "default"
+        if name not in configs:
+            raise ValueError(f"BuilderConfig '{name}' not found in {path}. Available: {sorted(configs)}")
+        return _loaded(record, datasets, path, configs[name], given)
 
     datasets.load_dataset = load_dataset  # type: ignore[attr-defined]
     datasets.load.load_dataset = load_dataset
@@ -71,15 +75,6 @@ def patch_datasets(record: Record, datasets: ModuleType) -> None:
     select_rows, split_rows, skip_rows, mapped = kind.select, kind.train_test_split, kind.skip, kind.map
     kind.select, kind.train_test_split, kind.skip, kind.map = select, split, skip, in_one_process
     record.order["few"] = few
-
-
-def _config(path: str, configs: Dict[str, Any], name: Optional[str]) -> Dict[str, Any]:
-    if name is None:
-        name = next(iter(configs)) if len(configs) == 1 else "default"
-    if name not in configs:
-        raise ValueError(f"BuilderConfig '{name}' not found in {path}. Available: {sorted(configs)}")
-    found: Dict[str, Any] = configs[name]
-    return found
 
 
 def _loaded(record: Record, datasets: ModuleType, path: str, config: Dict[str, Any], given: Dict[str, Any]) -> Any:

@@ -45,6 +45,12 @@ def patch_torch(record: Record, torch: ModuleType) -> None:
         record.replaced("torch.compile", "nothing")
         return model if model is not None else lambda wrapped: wrapped
 
+    def stepped(*args: Any) -> None:
+        record.steps += 1
+        record.at("step")
+        if record.steps >= STEPS_WITHOUT_END:
+            raise Enough
+
     torch.nn.Module.to = to
     torch.nn.Module.cuda = lambda self, *args, **given: self
     torch.nn.Module.compile = lambda self, *args, **given: None
@@ -59,14 +65,7 @@ def patch_torch(record: Record, torch: ModuleType) -> None:
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, major=9, minor=0)
     torch.cuda.get_device_properties = lambda *args, **given: properties
     hooks = importlib.import_module("torch.optim.optimizer")  # `torch.optim` deletes its attribute `optimizer`
-    hooks.register_optimizer_step_post_hook(lambda *args: _stepped(record))
-
-
-def _stepped(record: Record) -> None:
-    record.steps += 1
-    record.at("step")
-    if record.steps >= STEPS_WITHOUT_END:
-        raise Enough
+    hooks.register_optimizer_step_post_hook(stepped)
 
 
 def patch_loader(record: Record, module: ModuleType) -> None:
