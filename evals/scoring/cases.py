@@ -206,7 +206,9 @@ def _check(row: Any, path: Path, line: int) -> Check:
     if row["kind"] != "state":
         faults += _unknown_tools(spec)
     elif not faults:
-        faults += _unknown_columns(spec)
+        columns = VIEWS[spec["view"]].keys() | OPTIONAL.get(spec["view"], set())
+        unknown = [c for c in sorted({*spec.get("where", {}), *spec.get("is", {})} - columns) if not c.startswith("@")]
+        faults += [f"{spec['view']} has no column {c!r}; there are {', '.join(sorted(columns))}" for c in unknown]
     for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True
@@ -222,14 +224,6 @@ def _unknown_tools(spec: Any) -> Iterator[str]:
     parts = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ()
     for part in parts:
         yield from _unknown_tools(part)
-
-
-def _unknown_columns(spec: dict[str, Any]) -> Iterator[str]:
-    """Yield an error for each column in a check of the end state that its view does not have."""
-    known = VIEWS[spec["view"]].keys() | OPTIONAL.get(spec["view"], set())
-    for column in sorted({*spec.get("where", {}), *spec.get("is", {})} - known):
-        if not column.startswith("@"):
-            yield f"{spec['view']} has no column {column!r}; there are {', '.join(sorted(known))}"
 
 
 def call_of(example: dict[str, Any]) -> Call:

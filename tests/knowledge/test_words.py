@@ -48,7 +48,7 @@ def test_chinese_question_phrases_and_possessives_are_not_terms() -> None:
 
 
 def test_a_longer_chinese_phrase_wins_and_the_rest_stays() -> None:
-    found, pairs = chinese_terms("显存不足怎么处理")
+    found, pairs = chinese_terms("显存不足处理")
     assert "~oom" in found
     assert "处理" in pairs
 

@@ -315,17 +315,7 @@ class KubernetesBackend(EngineBackend):
         if row is None or row.over:
             return StopResult.GONE
         first, ending = row, {uid for _, uid in row.pods}
-        # The cancellation is recorded first, so that a pod that starts in the meantime exits, and so that the runner
-        # does not treat SIGTERM as an interruption.
-        if row.waits:
-            await self._record_end(handle, row.attempt)
-        await self.put_file(handle, f"canceled.{row.attempt}", b"")
-        await self.put_file(handle, "stop.json", json.dumps({"grace_s": grace_s}).encode())
-        delete, ends = (
-            (KubeApi.delete_job, ((row.job, row.uid),)) if row.index is None else (KubeApi.delete_pod, row.pods)
-        )
-        for name, uid in ends:
-            await self._there(handle.place, partial(delete, name=name, uid=uid))
+        await self._end(handle, row, grace_s)
         with anyio.move_on_after(min(grace_s + 5, STOP_S)):
             while row is not None and (not row.over or ending & {uid for _, uid in row.pods}):
                 await self._clock.sleep(LOOK_S)
@@ -344,6 +334,22 @@ class KubernetesBackend(EngineBackend):
     async def _row(self, handle: Handle) -> KubeRow | None:
         rows, seen = await self._rows([handle]), await self._look([handle])
         return settled(rows.get(handle.token), seen[handle.run_dir])
+
+    async def _end(self, handle: Handle, row: KubeRow, grace_s: float) -> None:
+        """Ask the cluster to terminate a job or an array task's pods.
+
+        The cancellation is recorded first, so that a pod that starts in the meantime exits, and so that the runner does
+        not treat SIGTERM as an interruption.
+        """
+        if row.waits:
+            await self._record_end(handle, row.attempt)
+        await self.put_file(handle, f"canceled.{row.attempt}", b"")
+        await self.put_file(handle, "stop.json", json.dumps({"grace_s": grace_s}).encode())
+        delete, ends = (
+            (KubeApi.delete_job, ((row.job, row.uid),)) if row.index is None else (KubeApi.delete_pod, row.pods)
+        )
+        for name, uid in ends:
+            await self._there(handle.place, partial(delete, name=name, uid=uid))
 
     async def _record_end(self, handle: Handle, attempt: int) -> None:
         """Write the final status of an attempt that was stopped before it ran."""

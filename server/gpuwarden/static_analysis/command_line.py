@@ -51,7 +51,12 @@ def command_line(program: Program) -> CommandLine | None:
         return None
     if any(call.open or _elsewhere(call) for call in parses):
         return None
-    tolerant = [call.node for call in parses if _tolerates(call)]
+    # TrlParser's `fail_with_unknown_args` applies only to its settings file.
+    tolerant = [
+        call.node
+        for call in parses
+        if call.last in _TOLERANT or call.get("return_remaining_strings", default=False) is not False
+    ]
     hands_on = any(node is None or not _drops_rest(program, node) for node in tolerant)
     partial = hands_on or _escapes(program, holders)
     flags = _declared(program)
@@ -72,12 +77,6 @@ def _elsewhere(call: Call) -> bool:
     """Return true if a call parses anything other than the command line."""
     given = (call.get(name) for name in ("args", "args_filename"))  # a list or a file of arguments
     return any(a is not None for a in (*call.args, *given))
-
-
-def _tolerates(call: Call) -> bool:
-    """Return true if a call accepts flags that its parser does not declare."""
-    # TrlParser's `fail_with_unknown_args` applies only to its settings file.
-    return call.last in _TOLERANT or call.get("return_remaining_strings", default=False) is not False
 
 
 def _drops_rest(program: Program, parse: ast.Call) -> bool:

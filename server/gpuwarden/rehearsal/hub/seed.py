@@ -117,7 +117,11 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str) -> None:
     store.add_user(token, USER, orgs=sorted(orgs))
     for row in repos:
         if row["kind"] == "dataset":
-            lines = "\n".join(json.dumps({c: _cell(c, n) for c in row["columns"]}) for n in range(100))
+            rows: list[dict[str, Any]] = [{c: f"{c} {n}" for c in row["columns"]} for n in range(100)]
+            for cells in rows:
+                if text := cells.get("messages"):
+                    cells["messages"] = [{"role": name, "content": text} for name in ("user", "assistant")]
+            lines = "\n".join(map(json.dumps, rows))
             store.put("dataset", row["repo"], {"README.md": row.get("readme", ""), "data/train.jsonl": lines})
         else:
             _model(store, row["repo"], 1_235_814_400, "LlamaForCausalLM", chat=False, likes=1)
@@ -125,12 +129,6 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str) -> None:
         assert repo is not None
         repo.gated, repo.grants = "manual" if row.get("gated") else False, [USER] if row.get("access") else []
         store.save(repo)
-
-
-def _cell(column: str, number: int) -> Any:
-    text = f"{column} {number}"
-    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
-    return turns if column == "messages" else text
 
 
 def _model(store: HubStore, repo_id: str, params: int, arch: str, *, chat: bool, likes: int) -> None:
