@@ -52,14 +52,12 @@ def finish_jobs(home: Home) -> None:
     home.pass_time(home.ends_s)
     for job in home.scenario.jobs:
         home.gate(job).touch()
-    wait_for(
-        lambda: all(
-            status.get("state") != "running"
-            for row in _machines(home, "running")
-            for _, status in read_status(home.machine(str(row["platform"]), str(row["id"])))
-        ),
-        "a job in the scenario did not end",
-    )
+
+    def states() -> list[object]:
+        machines = (home.machine(str(row["platform"]), str(row["id"])) for row in _machines(home, "running"))
+        return [status.get("state") for machine in machines for _, status in read_status(machine)]
+
+    wait_for(lambda: "running" not in states(), "a job in the scenario did not end")
 
 
 def _machines(home: Home, *states: str) -> list[dict[str, object]]:

@@ -155,6 +155,7 @@ class Registry:
             from gpuwarden.core.installing import install_command
 
             package = (missing.name or "").partition(".")[0]
+            # The extra named after the plug-in lists the requirements of a plug-in's distribution.
             of = entry.dist.name if entry and entry.dist else _OURS
             raise NotSupported(
                 f"{self._shown(name, path, entry)} needs the Python package {missing.name!r}, which is not installed",

@@ -167,7 +167,7 @@ class _Case:
         if self.gotcha.secondary and not self.seen:
             return True, True, 0, True, True, min(self.numbers), self.gotcha.id
         own = self.own(claims)
-        # Every match is the exit code or a message that a runtime prints for any program.
+        # Whether every match is the exit code or a message that a runtime prints for any program.
         vague = all(line.number == 0 or (self.gotcha.id, pattern) in runtime_wordings() for line, pattern in self.hits)
         return False, not self.sure, -self.weight, not own, vague, -self.specific, self.gotcha.id
 

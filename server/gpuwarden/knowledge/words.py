@@ -48,7 +48,7 @@ STEMMED = 6
 _VOWEL = re.compile(r"[aeiouy]")
 _ASKED = re.compile(
     r"请问|请教|求助|求教|问一下|想问|想知道|各位|大佬|作者|您好|你好|谢谢|感谢|(?:这)?是?(?:因为)?什么(?:原因|情况|问题)(?:呢|啊|导致的?)?"
-    r"|怎么(?:回事|办|解决)(?:呢|啊)?|如何解决|怎样解决|(?:应?该|要)?(?:怎么|怎样|如何)(?:操作|处理|设置|实现)|要?在哪里?改"
+    r"|怎么(?:回事|办|解决)(?:呢|啊)?|如何解决|怎样解决|(?:应?该)?(?:怎么|怎样|如何)(?:操作|处理|设置|实现)"
     r"|为什么|为啥|有人遇到|遇到过|自己的?(?:数据集|数据|模型)"
 )
 """Chinese forms of address, question words and words for the user's data, which occur in reports about any failure."""

@@ -287,6 +287,17 @@ cd /etc/gw; X_CMD='cd /tmp; :' cp /tmp/p policy.toml
 cd /etc/gw; PAGER='cd /tmp; :' cp /tmp/p policy.toml
 cd /etc/gw; export GIT_EDITOR='cd /tmp; :'; cp /tmp/p policy.toml
 cd /etc/gw; BASH_ENV=<(echo cd /tmp) cp /tmp/p policy.toml
+cd /etc/gw; BASH_ENV=<(echo cd /tmp) bash -c true; cp /tmp/p policy.toml
+BASH_ENV=<(echo cd /etc/gw) bash -c 'echo x > policy.toml'
+echo 'cd /data' > /tmp/e; BASH_ENV=/tmp/e bash -c 'rm -rf gw'
+echo 'D=/etc/gw' > /tmp/e; BASH_ENV=/tmp/e bash -c 'cp /tmp/p $D/policy.toml'
+BASH_ENV=<(echo 'V=vastai;W=destroy') bash -c '$V $W instance 1'
+ENV=<(echo 'V=vastai;W=destroy') sh -i -c '$V $W instance 1'
+echo 'f() { rm -rf $1; }' > /tmp/e; BASH_ENV=/tmp/e bash -c 'f /data/gw'
+echo 'cp /tmp/p policy.toml' > /tmp/x.sh; echo 'cd /etc/gw' > /tmp/e; BASH_ENV=/tmp/e bash /tmp/x.sh
+export BASH_ENV=/tmp/e; echo 'cd /etc/gw' > /tmp/e; bash -c 'cp /tmp/p policy.toml'
+PROMPT_COMMAND='V=vastai;W=destroy' bash -i <<< $'\n$V $W instance 1'
+export PAGER='cp /tmp/p policy.toml'; cd /etc/gw; man x
 cp p 1; python -m json.tool --sort-keys 1 /etc/gw/policy.toml
 sed 's/a/b/;s/c/sky down x/ge' x
 printf -v c 'vastai destroy instance %s' 1; $c

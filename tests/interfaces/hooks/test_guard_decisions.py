@@ -94,6 +94,13 @@ def test_shell_constructs_never_hide_a_write(command: str, wraps: list[str]) -> 
     assert decided(wrapped(command, wraps), rules()) != "allow"
 
 
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_harmless_command_passes_in_each_shell_construct(wrap: str) -> None:
+    assert {command: decided(wrapped(command, [wrap]), rules()) for command in HARMLESS} == dict.fromkeys(
+        HARMLESS, "allow"
+    )
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(HARMLESS), st.lists(st.sampled_from(WRAPS), max_size=4))

@@ -86,8 +86,10 @@ async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: i
         except WardenError as error:
             found = Unknown(error.message)
         else:
-            there = Known(handle if seen is not None and seen.attempt >= attempt else None)
-            found = Unknown("the job was not observed") if seen is None else there
+            if seen is None:
+                found = Unknown("the job was not observed")
+            elif seen.attempt < attempt:
+                found = Known(None)
     if isinstance(found, Unknown) and repeated and job.lease is None:
         ctx.blind[job.id] = refusal
         return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +67,11 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
     If `jobs` is false, the open jobs are not advanced, because the caller advances them.
     """
     now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
-    trouble: list[tuple[str, str]] = []
-    if jobs:
-        shared = shared_answers(ctx) is not None
-        # one poll for all jobs at the same place
-        with nullcontext() if shared else sharing(ctx, [read_job(ctx.ledger, job) for job in now.live], ()):
+    trouble: list[tuple[str, str]] = []  # each job with its error, which is empty if the job was advanced
+    if jobs and shared_answers(ctx) is not None:
+        trouble += [await _advanced(ctx, job) for job in now.live]
+    elif jobs:
+        with sharing(ctx, [read_job(ctx.ledger, job) for job in now.live], ()):  # one poll for each place
             trouble += [await _advanced(ctx, job) for job in now.live]
     trouble += (await collect(ctx, fan_id)).items()
     async with ctx.lock(fan_id):
