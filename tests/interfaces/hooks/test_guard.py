@@ -286,8 +286,6 @@ rlwrap -z 'vastai destroy instance 1' cat
 cd /etc/gw; X_CMD='cd /tmp; :' cp /tmp/p policy.toml
 cd /etc/gw; PAGER='cd /tmp; :' cp /tmp/p policy.toml
 cd /etc/gw; export GIT_EDITOR='cd /tmp; :'; cp /tmp/p policy.toml
-cd /etc/gw; BASH_ENV=<(echo cd /tmp) cp /tmp/p policy.toml
-cd /etc/gw; BASH_ENV=<(echo cd /tmp) bash -c true; cp /tmp/p policy.toml
 BASH_ENV=<(echo cd /etc/gw) bash -c 'echo x > policy.toml'
 echo 'cd /data' > /tmp/e; BASH_ENV=/tmp/e bash -c 'rm -rf gw'
 echo 'D=/etc/gw' > /tmp/e; BASH_ENV=/tmp/e bash -c 'cp /tmp/p $D/policy.toml'
@@ -297,7 +295,12 @@ echo 'f() { rm -rf $1; }' > /tmp/e; BASH_ENV=/tmp/e bash -c 'f /data/gw'
 echo 'cp /tmp/p policy.toml' > /tmp/x.sh; echo 'cd /etc/gw' > /tmp/e; BASH_ENV=/tmp/e bash /tmp/x.sh
 export BASH_ENV=/tmp/e; echo 'cd /etc/gw' > /tmp/e; bash -c 'cp /tmp/p policy.toml'
 PROMPT_COMMAND='V=vastai;W=destroy' bash -i <<< $'\n$V $W instance 1'
-export PAGER='cp /tmp/p policy.toml'; cd /etc/gw; man x
+trap -- 'rm -rf /etc/gw' EXIT
+trap -- 'vastai destroy instance 1' EXIT
+trap 'cp /tmp/p /etc/gw/policy.toml' EXIT
+echo 'V=vastai;W=destroy' > /tmp/e; printf '#!/bin/bash\n$V $W instance 1\n' > x.sh; BASH_ENV=/tmp/e ./x.sh
+echo 'V=vastai;W=destroy' > /tmp/e; BASH_ENV=/tmp/e script -c '$V $W instance 1'
+echo 'cd /etc/gw' > /tmp/e; env BASH_ENV=/tmp/e find . -exec bash -c 'cp p policy.toml' \;
 cp p 1; python -m json.tool --sort-keys 1 /etc/gw/policy.toml
 sed 's/a/b/;s/c/sky down x/ge' x
 printf -v c 'vastai destroy instance %s' 1; $c
@@ -320,6 +323,12 @@ STOPPED += [
 ]
 
 PASSED = r"""
+export EDITOR='cd sub && vim'; git commit
+export PAGER='cd sub; less'; git log
+GIT_SSH_COMMAND='cd keys && ssh -i k' git pull
+PS4='$(cd sub; pwd)' bash -x run.sh
+BASH_ENV=<(echo cd src) bash -c pytest
+echo 'export A=$(sh -c "echo 1")' > /tmp/e; BASH_ENV=/tmp/e bash run.sh
 git commit -m "$(echo vastai destroy is stopped now)"
 echo "$(which vastai) destroy is what you would type"
 python train.py --note "$(date)" --out ${OUT:-out}

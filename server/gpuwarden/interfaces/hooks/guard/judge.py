@@ -35,8 +35,8 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     FOUND_RUNS,
     KEYWORDS,
     LATER,
-    OWN_SHELL,
     REMOVERS,
+    RUN_APART,
     RUN_FROM,
     RUNNERS,
     SHELLS,
@@ -56,7 +56,6 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
     positional,
     script_of,
     split_string,
-    startup_texts,
 )
 
 DEEPEST = 12
@@ -125,7 +124,7 @@ class Judge:
                     self._run_from(assigned, depth, far)
                     or self._may_run(name, args, assigned, depth, far)
                     or self._ended(name, args, assigned, far)
-                    or self._texts(name, args, command, assigned, depth, far)
+                    or self._texts(name, args, command, depth, far)
                     or self._elsewhere(name, args, command, depth)
                     or self._inner(name, args, command, depth, far)
                     or (called(name, request, self.patterns) if request else None)
@@ -230,23 +229,21 @@ class Judge:
         """Return the reason to block shell text that a program runs because a variable contains it."""
         for name in sorted(RUN_FROM.keys() & (assigned.keys() | self.values.keys())):
             value = assigned.get(name) or self.values.get(name)
-            key = hash((name, value, self.files.cwd, len(self.drafts.printed)))
+            key = hash((name, value, len(self.drafts.printed)))
             if value and key not in self.seen:
                 self.seen.add(key)
                 text = RUN_FROM[name].format(value)
-                if why := (self._any([text], depth, far) if name in OWN_SHELL else self._aside(text, depth, far)):
+                apart = name in RUN_APART
+                if why := self._aside(text, depth, far) if apart else self.shell(text, depth + 1, far=far):
                     return why
         return None
 
-    def _texts(
-        self, name: str, args: list[str], command: Command, assigned: dict[str, str], depth: int, far: bool
-    ) -> str | None:
+    def _texts(self, name: str, args: list[str], command: Command, depth: int, far: bool) -> str | None:
         """Return the reason to block a program that runs text, such as a shell, an interpreter or a scheduler."""
         if self.typing and name in SHELLS and not command.fed and all(a.startswith("-") for a in args):
             return f"input typed into a running `{name}` can't be checked; pass the commands with -c"
         if name in SHELLS | SOURCED | TEXT_RUNNERS:
             texts = [" ".join(args)] if name == "eval" else [*after_c(args), *self._scripts(args), *command.stdin]
-            texts = [*startup_texts(name, self.values | assigned), *texts]
             if name == "script":
                 texts.append(" ".join([a for a in args if not a.startswith("-")][1:]))
             before = self.values.get("PWD", self.files.cwd)
@@ -257,7 +254,7 @@ class Judge:
         if name != "cat" and (why := self._any(self._scripts(command.words[:1]), depth, far)):
             return why
         if name == "trap":
-            return self._any(args[:1], depth, far)
+            return self._any([a for a in args if a != "--"][:1], depth, far)
         if name in LATER:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -65,8 +65,8 @@ VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", 
 RUN_FROM: Final = {"BASH_ENV": ". {}", "ENV": ". {}", "PS1": ': "{}"', "PS4": ': "{}"', "PROMPT_COMMAND": "{}",
                    "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}"}  # fmt: skip
 """Variables whose value a program runs, and the shell text that has the same effect."""
-OWN_SHELL: Final = frozenset({"PROMPT_COMMAND", "PS1", "PS4"})
-"""Those whose value the shell itself runs, so that it can change the shell's variables and folder."""
+RUN_APART: Final = frozenset({"GIT_SSH_COMMAND", "GIT_EDITOR", "EDITOR", "PAGER"})
+"""Those whose value runs in a process of its own, so that it can't change the shell's variables and folder."""
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
@@ -207,9 +207,3 @@ def other_docker(args: list[str]) -> bool:
         if not option.startswith("-"):
             return False
     return False
-
-
-def startup_texts(name: str, variables: Mapping[str, str]) -> list[str]:
-    """Return the shell text that a shell runs first because of BASH_ENV or ENV, with its own variables and folder."""
-    files = (variables.get(variable) for variable in ("BASH_ENV", "ENV") if name in SHELLS)
-    return [f". {file}" for file in files if file]
