@@ -268,6 +268,15 @@ async def test_a_stop_needs_approval_and_a_resume_starts_the_machine_again(house
     house.holds()
 
 
+async def test_a_stop_that_cannot_be_undone_is_not_suggested(house: Paused) -> None:
+    job = await house.paused()
+    profile = house.ctx.profile(RUNPOD)
+    verbs = profile.verbs.model_copy(update={"reversible": ()})
+    house.ctx.profile = lambda _platform: profile.model_copy(update={"verbs": verbs})  # type: ignore[method-assign]
+    steps = (await check(house.ctx, job)).next_steps
+    assert {s.parameters.get("verb") for s in steps if s.action is Action.TEARDOWN} == {"terminate"}
+
+
 async def test_a_stop_that_loses_files_is_neither_suggested_nor_allowed(house: Paused) -> None:
     job = await house.paused("rehearsal/lambda")
     steps = (await check(house.ctx, job)).next_steps

@@ -182,6 +182,6 @@ class AutoDLAccount(Emulator):
 
 
 PLATFORM = Platform(
-    "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$", "stopped",
+    "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$", "stopped", priced=False,
     env=(("AUTODL_CNY_PER_USD", "7.0"),),
 )  # fmt: skip

@@ -257,5 +257,5 @@ def _take_key(account: PaperspaceTeam, machines: Machines) -> None:
 
 PLATFORM = Platform(
     "paperspace", PaperspaceTeam, Paperspace.api, "H100", r"^POST /machines$", r"^DELETE /machines/", "stopped",
-    env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")), take_key=_take_key,
+    priced=False, env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")), take_key=_take_key,
 )  # fmt: skip

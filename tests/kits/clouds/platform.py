@@ -19,7 +19,8 @@ class Platform:
     """One platform: its account, its API, the requested instance, and the requests that create and end an instance.
 
     `taken` is the state of a machine after a preemption: it restarts by itself (`resumed`), it is stopped until a
-    request starts it (`stopped`), or it is `gone`. `durable` is an output on storage that must be requested; None if
+    request starts it (`stopped`), or it is `gone`; if the platform never interrupts machines, `gone`. `priced` is false
+    if its API reports no price before an order. `durable` is an output on storage that must be requested; None if
     the platform has no such storage.
     """
 
@@ -31,6 +32,7 @@ class Platform:
     ends: str
     taken: Literal["resumed", "stopped", "gone"]
     spot: bool = False
+    priced: bool = True
     durable: str | None = None
     env: tuple[tuple[str, str], ...] = ()
     take_key: Callable[[Any, Machines], None] = lambda account, machines: None

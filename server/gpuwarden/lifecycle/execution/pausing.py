@@ -106,7 +106,7 @@ def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
 
 
 def stop_keeps(ctx: Context, job: JobRecord) -> bool:
-    """Return whether stopping a job's machine ends its billing and keeps the files that the job resumes from."""
+    """Return whether a stop of a job's machine ends its billing, can be undone, and keeps the files for a resume."""
     profile = ctx.profile(job.spec.platform)
-    sold = profile.verbs.stop is not None and "stop" in profile.meter.stops_on
-    return sold and all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs))
+    undone = "stop" in profile.verbs.reversible and "stop" in profile.meter.stops_on
+    return undone and all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs))
