@@ -298,6 +298,9 @@ PROMPT_COMMAND='V=vastai;W=destroy' bash -i <<< $'\n$V $W instance 1'
 trap -- 'rm -rf /etc/gw' EXIT
 trap -- 'vastai destroy instance 1' EXIT
 trap 'cp /tmp/p /etc/gw/policy.toml' EXIT
+cd /etc/gw; trap -- 'cd /tmp' EXIT; rm policy.toml
+cd /etc/gw; trap 'cd /tmp' EXIT; rm policy.toml
+set -- /etc/gw/policy.toml; trap -- 'shift' EXIT; rm $1
 echo 'V=vastai;W=destroy' > /tmp/e; printf '#!/bin/bash\n$V $W instance 1\n' > x.sh; BASH_ENV=/tmp/e ./x.sh
 echo 'V=vastai;W=destroy' > /tmp/e; BASH_ENV=/tmp/e script -c '$V $W instance 1'
 echo 'cd /etc/gw' > /tmp/e; env BASH_ENV=/tmp/e find . -exec bash -c 'cp p policy.toml' \;

@@ -53,6 +53,8 @@ def test_removing_an_unknown_target_is_allowed_only_while_no_job_lives(spelling:
 
 # ----------------------------------------------------------------------------------------- inside every shell construct
 
+TRAP = "trap {q} EXIT"
+"""Runs its text later, perhaps in another folder, so the guard asks if the text names a protected file."""
 WRAPS = [
     "true && {c}", "false || {c}", "ls; {c}", "{c}\nls", "ls | {{\n{c}\n}}", "(\n{c}\n)", "{{\n{c}\n}}", "! (\n{c}\n)",
     "time (\n{c}\n)", "if true; then\n{c}\nfi", "if ls; then ls; else\n{c}\nfi", "for i in 1 2; do\n{c}\ndone",
@@ -60,7 +62,7 @@ WRAPS = [
     "f() {{\n{c}\n}}; f", "function g {{\n{c}\n}}\ng a b", "{{\n{c}\n}} > /dev/null 2>&1", "(\n{c}\n) | cat",
     "bash -c {q}", "sh -ec {q}", "eval {q}", "bash <<< {q}", "echo x | xargs -I@ sh -c {q}", "xargs sh -c {q} < ids",
     "env A=1 bash -c {q}", "nohup sh -c {q} &", "timeout -k 1 5 bash -c {q}", "sudo -u me sh -c {q}",
-    "nice -n 5 sh -c {q}", "find . -exec sh -c {q} \\;", "trap {q} EXIT", "echo $( {c} )", "x=$( {c} )",
+    "nice -n 5 sh -c {q}", "find . -exec sh -c {q} \\;", TRAP, "echo $( {c} )", "x=$( {c} )",
     "cat <(\n{c}\n)",
     "bash <<'END{n}'\n{c}\nEND{n}\n", "A=1; {c}", "set -e\n{c}", "cd /tmp && {c}", "[ -f x ] || {c}",
 ]  # fmt: skip
@@ -96,16 +98,17 @@ def test_shell_constructs_never_hide_a_write(command: str, wraps: list[str]) -> 
 
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_harmless_command_passes_in_each_shell_construct(wrap: str) -> None:
-    assert {command: decided(wrapped(command, [wrap]), rules()) for command in HARMLESS} == dict.fromkeys(
-        HARMLESS, "allow"
-    )
+    asked = {c for c in HARMLESS if wrap == TRAP and USER in c}
+    for command in HARMLESS:
+        assert decided(wrapped(command, [wrap]), rules()) == ("ask" if command in asked else "allow"), command
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(HARMLESS), st.lists(st.sampled_from(WRAPS), max_size=4))
 def test_harmless_command_passes_in_any_shell_construct(command: str, wraps: list[str]) -> None:
-    assert decided(wrapped(command, wraps), rules()) == "allow"
+    decision = decided(wrapped(command, wraps), rules())
+    assert decision == "allow" or (decision == "ask" and TRAP in wraps and USER in command)
 
 
 # ------------------------------------------------------------------------------------------------------ how clients ask

@@ -25,7 +25,7 @@ READS: Final = frozenset({
     "git", "gpuwarden", "grep", "head", "hexdump", "jq", "json.tool", "less", "local", "ls", "mawk", "md5sum", "mkdir",
     "more", "nl", "od", "open", "paste", "perl", "podman", "printf", "pushd", "read", "readlink", "readonly",
     "realpath", "return", "rg", "rsync", "ruby", "scp", "sed", "set", "sh", "sha1sum", "sha256sum", "sha512sum",
-    "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "trap", "tree",
+    "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
     "true", "type", "ugrep", "uniq", "view", "wc", "wget", "which", "xdg-open", "xxd", "yq", "zip", "zsh",
 })  # fmt: skip
 """Programs that change no file in their arguments except those that `writes.written_by` yields."""

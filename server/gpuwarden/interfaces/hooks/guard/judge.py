@@ -254,7 +254,7 @@ class Judge:
         if name != "cat" and (why := self._any(self._scripts(command.words[:1]), depth, far)):
             return why
         if name == "trap":
-            return self._any([a for a in args if a != "--"][:1], depth, far)
+            return next((self._aside(text, depth, far) for text in args if text != "--"), None)
         if name in LATER:
             lines = "\n".join(command.stdin).splitlines()
             lines = [re.sub(r"^\s*(?:@\w+|(?:[\d*/,-]+\s+){4}\S+)\s+", "", line) for line in lines[:200]]
