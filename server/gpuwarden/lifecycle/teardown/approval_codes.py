@@ -64,8 +64,7 @@ def make_code(ctx: Context, ticket: str, digest: str, session: str, by: str) -> 
 async def use_code(ctx: Context, ticket: str, digest: str, session: str, code: str) -> Event[ApprovalCodeMade]:
     """Mark a code as used, and return its event, which contains the approving user.
 
-    Raises Refused if there is no open code for this session and these facts, or if the code is wrong; a wrong code is
-    counted.
+    Raises Refused if this session has no open code for these facts, or if the code is wrong; a wrong code is counted.
     """
     # One call at a time, so that parallel calls can't exceed the limit on tries.
     async with ctx.lock(f"code-{ticket}"):

@@ -145,9 +145,9 @@ def vram(run: Run, measured: Sequence[Measured] | None = None) -> Interval:
         "activations": parts.activations + parts.layer,
         "logits and loss": parts.logits,
     }
-    told = ", ".join(f"{name} {count / GB:.3g}" for name, count in counts.items() if count > 0.005 * GB)
+    listed = ", ".join(f"{name} {count / GB:.3g}" for name, count in counts.items() if count > 0.005 * GB)
     shape = f"{run.form.layers} layers of width {run.form.width}" if run.shape else "the usual shape for its size"
-    how = f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {told} GB, and the GPU's context"
+    how = f"by formula from {shape}, {run.method}, {run.tokens:,} tokens at once: {listed} GB, and the GPU's context"
     return Interval(low=low / GB, high=high / GB, unit="GB", how=how + compared(alike))
 
 
