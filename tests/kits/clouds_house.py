@@ -93,8 +93,8 @@ class House:
         self.account = platform.account(home / "cloud", self.clock)
         self.machines = Machines(self.account, home / "machines")
         for name, value in {
-            platform.api.key_variable: KEY,
-            platform.api.url_variable: server.add(self.account),
+            platform.provider.api.key_variable: KEY,
+            platform.provider.api.url_variable: server.add(self.account),
             "GPUWARDEN_SSH_PUBLIC_KEY": str(self.machines.folder / "clientkey.pub"),
             **dict(platform.env),
         }.items():

@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 import pytest
@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clouds.base import KEY, KEY_2, PUBLIC_KEY, Emulator, Fault, Kind, Refuse, Web
+from clouds.platform import Platform
 from clouds.specs import Spec
-from contract_provider import Desk, ProviderContract, Rig, known
+from contract_provider import Desk, ProviderContract, ProviderTests, Rig, known
 from gpuwarden import __version__
 from gpuwarden.core.errors import AuthFailed, BadRequest, NotSupported, RateLimited, WardenError
 from gpuwarden.core.models import Answer, Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.providers._rented import Rented
 from gpuwarden.providers.base import account_keys
 from gpuwarden.rehearsal.model import Faults
 from paths import ROOT
@@ -52,30 +52,27 @@ class CloudRig(Rig):
 
     cloud: Emulator
     env: dict[str, str]
-    key_variable: str
-    creates: str
-    lists: str
-    gets: str
+    kind: Platform
 
     def use_account(self, which: int) -> None:
-        self.env[self.key_variable] = (KEY, KEY_2)[which]
+        self.env[self.kind.provider.api.key_variable] = (KEY, KEY_2)[which]
 
     def replace_key(self) -> None:
-        self.cloud.key = self.env[self.key_variable] = f"{KEY}-new"
+        self.cloud.key = self.env[self.kind.provider.api.key_variable] = f"{KEY}-new"
 
     def stray_404(self, ident: str) -> None:
         with pytest.raises(Refuse) as refused:
             self.cloud.need("no-such-instance")
         told = refused.value.told
-        self.cloud.faults = [Fault("other", self.gets, count=10**6, status=told.status, body=told.raw())]
+        self.cloud.faults = [Fault("other", self.kind.gets, count=10**6, status=told.status, body=told.raw())]
 
     def refuse(self, *, makes: bool, names: bool = False) -> None:
         body = b"" if names else self.cloud.undescribed("order").raw()
-        self.cloud.faults = [Fault("refused" if makes else "other", self.creates, status=400, body=body)]
+        self.cloud.faults = [Fault("refused" if makes else "other", self.kind.creates, status=400, body=body)]
 
     def blind(self, *, now: bool) -> None:
-        self.cloud.faults = [f for f in self.cloud.faults if f.match != self.lists]
-        self.cloud.faults += [Fault("html", self.lists, count=10**6)] if now else []
+        self.cloud.faults = [f for f in self.cloud.faults if f.match != self.kind.lists]
+        self.cloud.faults += [Fault("html", self.kind.lists, count=10**6)] if now else []
 
     def lists_at_once(self) -> None:
         self.cloud.cloud.configure(faults=Faults())
@@ -84,25 +81,10 @@ class CloudRig(Rig):
         return [ident for ident in self.cloud.own if self.cloud.cloud.truth(ident).state is not InstanceState.GONE]
 
 
-class CloudContract(ProviderContract):
-    """Base class of the tests. Each subclass defines its platform's classes and requests."""
+class CloudTests(ProviderTests):
+    """Base class of the tests of one platform."""
 
-    emulator: ClassVar[type[Emulator]]
-    provider: ClassVar[type[Rented]]
-    creates: ClassVar[str]
-    lists: ClassVar[str]
-    gets: ClassVar[str]
-    ends: ClassVar[str]
-    resources = Resources(gpu="H100")
-    more_env: ClassVar[dict[str, str]] = {}
-    ident: ClassVar[str] = "abc123"
-    spec: ClassVar[tuple[str, str] | None] = None
-    """The published API description: its file, and the prefix of its paths."""
-    asks_balance: ClassVar[str | None] = None
-    """The request for the account's balance, or None if the API reports none."""
-    balance_env: ClassVar[dict[str, str]] = {}
-    gaps: ClassVar[tuple[str, ...]] = ()
-    """Known replies in which the platform deviates from its description."""
+    platform: Platform
 
     @pytest.fixture
     def rig(self, tmp_path: Path, web: Web) -> CloudRig:
@@ -110,40 +92,44 @@ class CloudContract(ProviderContract):
 
     def make(self, folder: Path, web: Web) -> CloudRig:
         clock = HandClock()
-        cloud = self.emulator(folder, clock)
-        api = self.provider.api
+        cloud = self.platform.account(folder, clock)
+        api = self.platform.provider.api
         env = {
             api.key_variable: KEY,
             api.url_variable: web.add(cloud),
             "GPUWARDEN_SSH_PUBLIC_KEY": PUBLIC_KEY,
-            **self.more_env,
+            **dict(self.platform.env),
         }
-        provider = self.provider(cloud.profile, clock, env)
+        provider = self.platform.provider(cloud.profile, clock, env)
 
         async def settle() -> None:
             await clock.sleep(60)
 
-        other = self.emulator(folder / "other", clock)
+        other = self.platform.account(folder / "other", clock)
         other.key, other.user = KEY_2, 8
         cloud.others.append(other)
         return CloudRig(
-            provider, settle, clock, folder, cloud.profile.id, cloud, env, api.key_variable,
-            self.creates, self.lists, self.gets,
+            provider, settle, clock, folder, cloud.profile.id, cloud, env, self.platform,
+            resources=Resources(gpu=self.platform.gpu), names_account=self.platform.names_account,
         )  # fmt: skip
+
+
+class CloudContract(CloudTests, ProviderContract):
+    """The contract, for the platform of a subclass."""
 
     async def test_the_emulator_answers_as_published(self, rig: CloudRig) -> None:
         """Take one instance through its life, provoke some refusals, and check every reply against the description."""
-        if SPECS is None or self.spec is None:
-            pytest.skip("GPUWARDEN_SPECS is not set" if self.spec else "this interface has no published description")
-        if not (Path(SPECS) / self.spec[0]).exists():
-            pytest.skip(f"{self.spec[0]} is not in GPUWARDEN_SPECS")
+        if SPECS is None or (spec := self.platform.spec) is None:
+            pytest.skip("GPUWARDEN_SPECS is not set, or this interface has no published description")
+        if not (Path(SPECS) / spec[0]).exists():
+            pytest.skip(f"{spec[0]} is not in GPUWARDEN_SPECS")
         verbs = rig.provider.profile.verbs
-        known(await rig.provider.quote(self.resources))
+        known(await rig.provider.quote(rig.resources))
         instance = await self.rent(rig)
         await rig.provider.check()
-        if self.asks_balance:
+        if self.platform.asks_balance:
             known(await rig.provider.balance())
-        if self.names_account:
+        if rig.names_account:
             known(await rig.provider.account_id())
         if verbs.stop:
             known(await rig.provider.stop(instance.id))
@@ -154,19 +140,18 @@ class CloudContract(ProviderContract):
             await rig.settle()
         await self.down(rig, instance.id)
         await rig.provider.get(instance.id)
-        rig.env[self.provider.api.key_variable] = "wrong-key"
+        rig.env[self.platform.provider.api.key_variable] = "wrong-key"
         with pytest.raises(AuthFailed):
             await rig.provider.list()
-        spec = Spec(Path(SPECS) / self.spec[0], self.spec[1])
-        faults = [fault for asked, told in rig.cloud.told for fault in spec.faults(asked, told)]
-        unexpected = [f for f in faults if not any(gap in f for gap in self.gaps)]
+        faults = [f for told in rig.cloud.told for f in Spec(Path(SPECS) / spec[0], spec[1]).faults(*told)]
+        unexpected = [f for f in faults if not any(gap in f for gap in self.platform.gaps)]
         assert not unexpected, unexpected
 
     # -------------------------------------------------------------------------------------------------- lost replies
 
     async def test_a_lost_create_reply_is_unknown_and_the_instance_is_found(self, rig: CloudRig) -> None:
-        rig.cloud.faults = [Fault("lost_reply", self.creates)]
-        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        rig.cloud.faults = [Fault("lost_reply", self.platform.creates)]
+        assert isinstance(await rig.provider.create(rig.resources, "token-1"), Unknown)
         await rig.settle()
         found = known(await rig.provider.find("token-1"))
         assert len(found) == 1 and found[0].token == "token-1"
@@ -174,8 +159,8 @@ class CloudContract(ProviderContract):
 
     @pytest.mark.parametrize("kind", ["lost_request", "error_500", "html", "truncated", "empty"])
     async def test_an_ambiguous_create_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
-        rig.cloud.faults = [Fault(kind, self.creates)]
-        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        rig.cloud.faults = [Fault(kind, self.platform.creates)]
+        assert isinstance(await rig.provider.create(rig.resources, "token-1"), Unknown)
         await rig.settle()
         assert len(known(await rig.provider.find("token-1"))) == (0 if kind == "lost_request" else 1)
 
@@ -184,16 +169,16 @@ class CloudContract(ProviderContract):
         if rig.provider.profile.verbs.terminate_needs_stop:
             known(await rig.provider.stop(instance.id))
             await rig.settle()
-        rig.cloud.faults = [Fault("lost_reply", self.ends)]
+        rig.cloud.faults = [Fault("lost_reply", self.platform.ends)]
         assert isinstance(await rig.provider.terminate(instance.id), Unknown)
         await rig.settle()
         known(await rig.provider.terminate(instance.id))
         assert rig.cloud.cloud.truth(rig.cloud.inner(instance.id)).state is InstanceState.GONE
 
     async def test_a_rate_limited_create_is_not_retried(self, rig: CloudRig) -> None:
-        rig.cloud.faults = [Fault("limited", self.creates, count=9)]
+        rig.cloud.faults = [Fault("limited", self.platform.creates, count=9)]
         with pytest.raises(RateLimited):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
         assert rig.cloud.faults[0].count == 8
         assert rig.cloud.own == {}
 
@@ -203,9 +188,9 @@ class CloudContract(ProviderContract):
     async def test_a_garbage_reply_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
         instance = await self.rent(rig)
         for match, ask in (
-            (self.lists, rig.provider.list),
-            (self.lists, lambda: rig.provider.find("token-1")),
-            (self.gets, lambda: rig.provider.get(instance.id)),
+            (self.platform.lists, rig.provider.list),
+            (self.platform.lists, lambda: rig.provider.find("token-1")),
+            (self.platform.gets, lambda: rig.provider.get(instance.id)),
         ):
             rig.cloud.faults = [Fault(kind, match, count=9)]
             answer: Answer[Any] = await ask()
@@ -244,43 +229,38 @@ class CloudContract(ProviderContract):
 
     def may_be_said(self, status: int, raw: bytes, value: object) -> bool:
         """Return whether a reply may be parsed as `value`: it names instances, or explicitly reports none."""
-        return bool(value) or self.says_nothing(status, raw)
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        """Return whether this is the platform's reply if an account has no instances."""
-        return False
+        body = json.loads(raw) if raw and not value else None
+        return bool(value) or (isinstance(body, dict) and self.platform.says_nothing(status, body))
 
     # ------------------------------------------------------------------------------------------------------- balance
 
     async def test_the_balance_is_reported_or_unsupported(self, rig: CloudRig) -> None:
-        if self.asks_balance is None:
+        if self.platform.asks_balance is None:
             with pytest.raises(NotSupported):
                 await rig.provider.balance()
             assert rig.cloud.asked == []
             return
-        rig.env |= self.balance_env
         for money in (25.0, 0.0, -1.5):
             rig.cloud.money = money
             told = known(await rig.provider.balance())
             assert (told.amount, told.currency) == (pytest.approx(money), "USD")
-        assert rig.cloud.asked and all(re.search(self.asks_balance, a.line) for a in rig.cloud.asked)
+        assert rig.cloud.asked and all(re.search(self.platform.asks_balance, a.line) for a in rig.cloud.asked)
 
     @pytest.mark.parametrize("kind", GARBAGE)
     async def test_an_unreadable_balance_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
-        if self.asks_balance is None:
+        if self.platform.asks_balance is None:
             return
-        rig.cloud.faults = [Fault(kind, self.asks_balance)]
+        rig.cloud.faults = [Fault(kind, self.platform.asks_balance)]
         answer = await rig.provider.balance()
         assert isinstance(answer, Unknown) and KEY not in answer.why
 
     def test_a_damaged_balance_reply_never_invents_an_amount(self, tmp_path: Path, web: Web) -> None:
-        if self.asks_balance is None:
+        if self.platform.asks_balance is None:
             return
         rig = self.make(tmp_path, web)
-        rig.env |= self.balance_env
         rig.cloud.money = 25.0
         anyio.run(rig.provider.balance)
-        (_, true), asks = rig.cloud.told[-1], self.asks_balance
+        (_, true), asks = rig.cloud.told[-1], self.platform.asks_balance
         numbers = set(re.findall(r"-?\d+(?:\.\d+)?", json.dumps(true.body)))
 
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -300,13 +280,13 @@ class CloudContract(ProviderContract):
 
     async def test_a_wrong_key_error_never_contains_the_key(self, rig: CloudRig) -> None:
         wrong = "wrong-key-9876543210-abcdef"
-        rig.env[self.provider.api.key_variable] = wrong
+        rig.env[self.platform.provider.api.key_variable] = wrong
         calls = (
             rig.provider.list,
             lambda: rig.provider.find("token-1"),
-            lambda: rig.provider.get(self.ident),
-            lambda: rig.provider.create(self.resources, "token-1"),
-            lambda: rig.provider.terminate(self.ident),
+            lambda: rig.provider.get(self.platform.ident),
+            lambda: rig.provider.create(rig.resources, "token-1"),
+            lambda: rig.provider.terminate(self.platform.ident),
         )
         for call in calls:
             with pytest.raises(AuthFailed) as caught:
@@ -317,14 +297,14 @@ class CloudContract(ProviderContract):
         assert wrong not in findings[0].model_dump_json()
 
     def test_the_key_is_one_that_no_job_is_given(self) -> None:
-        variable = self.provider.api.key_variable
+        variable = self.platform.provider.api.key_variable
         assert {variable, f"{variable}_FILE"} <= account_keys()
 
     async def test_without_a_key_nothing_is_sent(self, rig: CloudRig) -> None:
-        del rig.env[self.provider.api.key_variable]
+        del rig.env[self.platform.provider.api.key_variable]
         with pytest.raises(AuthFailed) as caught:
             await rig.provider.list()
-        assert self.provider.api.key_variable in in_calls(caught.value.next_steps)
+        assert self.platform.provider.api.key_variable in in_calls(caught.value.next_steps)
         assert rig.cloud.asked == []
 
     async def test_an_echoed_key_is_redacted(self, rig: CloudRig) -> None:
@@ -349,16 +329,16 @@ class CloudContract(ProviderContract):
     async def test_a_list_with_an_unusable_id_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.list())
-        body = next(told.body for asked, told in reversed(rig.cloud.told) if re.search(self.lists, asked.line))
+        body = next(told.body for asked, told in reversed(rig.cloud.told) if re.search(self.platform.lists, asked.line))
         text = json.dumps(body).replace(instance.id, "../account")
         assert text != json.dumps(body)
-        rig.cloud.faults = [Fault("other", self.lists, body=text.encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, body=text.encode())]
         assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_a_token_unfit_for_a_name_is_refused(self, rig: CloudRig) -> None:
         for token in ("", "a b", "a/b", "x" * 2000, "a\nb", "é"):
             with pytest.raises(BadRequest):
-                await rig.provider.create(self.resources, token)
+                await rig.provider.create(rig.resources, token)
         assert rig.cloud.own == {}
 
     # --------------------------------------------------------------------------------------------------- rate limits
@@ -387,8 +367,8 @@ class CloudContract(ProviderContract):
                 assert isinstance(answer, Unknown) and "intermediary" in answer.why
             findings = await rig.provider.check()
             assert [f.severity for f in findings] == [Severity.UNKNOWN]
-            rig.cloud.faults = [Fault("other", self.creates, status=status, body=page)]
-            assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+            rig.cloud.faults = [Fault("other", self.platform.creates, status=status, body=page)]
+            assert isinstance(await rig.provider.create(rig.resources, "token-1"), Unknown)
 
     async def test_requests_carry_the_user_agent(self, rig: CloudRig) -> None:
         await rig.provider.list()
@@ -399,25 +379,25 @@ class CloudContract(ProviderContract):
     @pytest.mark.attack("spending", "refuses a create and names the new machine in the refusal")
     @pytest.mark.parametrize("status", [400, 402, 409, 410, 422, 500, 503])
     async def test_an_error_naming_an_instance_is_not_a_refusal(self, rig: CloudRig, status: int) -> None:
-        rig.cloud.faults = [Fault("refused", self.creates, status=status)]
-        answer = await rig.provider.create(self.resources, "token-1")
+        rig.cloud.faults = [Fault("refused", self.platform.creates, status=status)]
+        answer = await rig.provider.create(rig.resources, "token-1")
         assert isinstance(answer, Known) or "instance" in answer.why
         assert len(rig.cloud.own) == 1
 
     async def test_the_account_id_is_fetched_once_per_key(self, rig: CloudRig) -> None:
-        if not self.names_account:
+        if not rig.names_account:
             return
         first = known(await rig.provider.account_id())
         asked = len(rig.cloud.asked)
         assert known(await rig.provider.account_id()) == first and len(rig.cloud.asked) == asked
-        rig.env[self.provider.api.key_variable] = KEY_2
+        rig.env[self.platform.provider.api.key_variable] = KEY_2
         assert known(await rig.provider.account_id()) != first
 
     @pytest.mark.attack("ending", "names another address of the platform, where a server calls itself the account's")
     async def test_lookups_at_another_api_address_are_unknown(self, rig: CloudRig) -> None:
-        if not self.names_account:
+        if not rig.names_account:
             return
-        desk = Desk(rig, self.resources.gpu)
+        desk = Desk(rig, rig.resources.gpu)
         await desk.rent()
         rig.provider.client.url = rig.provider.client.url.replace("127.0.0.1", "localhost")
         for answer in await desk.looks():
@@ -426,7 +406,7 @@ class CloudContract(ProviderContract):
 
     @pytest.mark.parametrize("kind", GARBAGE)
     async def test_an_unreadable_account_is_unknown_and_not_cached(self, rig: CloudRig, kind: Kind) -> None:
-        if not self.names_account:
+        if not rig.names_account:
             return
         rig.cloud.faults = [Fault(kind, ".")]
         assert isinstance(await rig.provider.account_id(), Unknown)
@@ -434,7 +414,7 @@ class CloudContract(ProviderContract):
 
     async def test_a_read_waits_out_a_short_rate_limit(self, rig: CloudRig) -> None:
         await self.rent(rig)
-        rig.cloud.faults = [Fault("limited", self.lists, count=2, headers={"Retry-After": "3"})]
+        rig.cloud.faults = [Fault("limited", self.platform.lists, count=2, headers={"Retry-After": "3"})]
         before = rig.clock.now()
         assert len(known(await rig.provider.list())) == 1
         assert rig.clock.now() - before >= 6

@@ -1,13 +1,13 @@
 """Contract for every provider, inherited by each provider's test.
 
 The test supplies the fixture `rig`: a `Rig` with the provider, a way to let its world settle, a second account, and
-some false replies. It may override `resources`. Tests of the replies that a lease may trust run the use cases (`Desk`).
+some false replies. Tests of the replies that a lease may trust run the use cases (`Desk`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +40,9 @@ class Rig:
     clock: HandClock
     folder: Path
     platform: str
+    resources: Resources = field(default_factory=lambda: Resources(gpu="H100"), kw_only=True)
+    names_account: bool = field(default=True, kw_only=True)
+    """Whether the platform's API identifies a key's account."""
 
     def use_account(self, which: int) -> None:
         """Use the key of the first (0) or another (1) account."""
@@ -111,16 +114,13 @@ def known(answer: Answer[T]) -> T:
     return answer.value
 
 
-class ProviderContract:
-    """Base class of the tests; a subclass supplies `rig`."""
+class ProviderTests:
+    """Base class of a provider's tests; a subclass supplies `rig`."""
 
     pytestmark = pytest.mark.anyio
-    resources = Resources(gpu="H100")
-    names_account = True
-    """Whether the platform's API identifies a key's account."""
 
     async def rent(self, rig: Rig, token: str = "token-1") -> Instance:
-        made = known(await rig.provider.create(self.resources, token))
+        made = known(await rig.provider.create(rig.resources, token))
         await rig.settle()
         found = known(await rig.provider.get(made.id))
         assert found is not None
@@ -133,6 +133,10 @@ class ProviderContract:
         known(await rig.provider.terminate(ident))
         await rig.settle()
 
+
+class ProviderContract(ProviderTests):
+    """The tests that every provider passes."""
+
     async def test_a_new_account_has_nothing(self, rig: Rig) -> None:
         assert known(await rig.provider.list()) == ()
         assert known(await rig.provider.find("token-1")) == ()
@@ -144,20 +148,20 @@ class ProviderContract:
         for which in (0, 1, 0):
             rig.use_account(which)
             digests.add(rig.provider.key_digest("salt"))
-            if self.names_account:
+            if rig.names_account:
                 names.add(known(await rig.provider.account_id()))
             else:
                 with pytest.raises(NotSupported):
                     await rig.provider.account_id()
-        assert len(digests) == 2 and len(names) == (2 if self.names_account else 0)
+        assert len(digests) == 2 and len(names) == (2 if rig.names_account else 0)
 
     async def test_a_quote_names_its_source(self, rig: Rig) -> None:
-        quote = known(await rig.provider.quote(self.resources))
+        quote = known(await rig.provider.quote(rig.resources))
         assert quote.source
         assert quote.price_usd_per_hour is None or quote.price_usd_per_hour >= 0
 
     async def test_create_returns_at_once_and_carries_the_token(self, rig: Rig) -> None:
-        made = known(await rig.provider.create(self.resources, "token-1"))
+        made = known(await rig.provider.create(rig.resources, "token-1"))
         assert made.state in UP
         assert made.token == "token-1"
         assert made.meter is not False
@@ -241,7 +245,7 @@ class ProviderContract:
 
     @pytest.fixture
     def desk(self, rig: Rig) -> Iterator[Desk]:
-        desk = Desk(rig, self.resources.gpu)
+        desk = Desk(rig, rig.resources.gpu)
         yield desk
         desk.ctx.ledger.close()
 
@@ -310,7 +314,7 @@ class ProviderContract:
         await self.down(desk.rig, lease.instance_id)
         desk.rig.replace_key()
         answers = await desk.looks()
-        if self.names_account:
+        if desk.rig.names_account:
             assert known(answers[-1]) is None and desk.lease.state is Lease.STOPPED
         elif desk.lease.account == lease.account:  # the provider reported no bill for it
             assert all(isinstance(answer, Unknown) for answer in answers) and desk.lease.state is Lease.UNVERIFIED

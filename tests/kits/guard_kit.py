@@ -1,5 +1,7 @@
 """The guard's corpora: dangerous and harmless commands that an agent may type, one per line. `␤` is a line break.
 
+Commands of a platform with an emulator may be in its `PLATFORM` instead.
+
 They were written with their labels from the vendors' documentation, before the guard existed. A line that starts with
 `@tool` is a tool call: the tool's name, then its input as JSON.
 """
@@ -12,6 +14,7 @@ from itertools import count
 from typing import Any
 from unittest import mock
 
+from clouds.platform import platforms
 from counting import lines_run
 from gpuwarden.interfaces.hooks.guard import limits
 from gpuwarden.interfaces.hooks.guard.calls import Question, Rules, judged
@@ -54,6 +57,7 @@ def rules(**more: Any) -> Rules:
 
 def spellings(name: str) -> list[str]:
     rows = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
+    rows += [row for platform in platforms() for row in getattr(platform, name, ())]
     return [row.replace("␤", "\n") for row in rows if row.strip()]
 
 

@@ -47,7 +47,7 @@ async def test_a_new_installation_lists_the_accounts_machines(cloud_house: House
     await cloud_house.launch(cloud_house.spec())
     fresh = open_house(cloud_house.home / "elsewhere", cloud_house.clock, policy=RICH)
     assert (await list_instances(fresh)).rows == ()
-    fresh.env = {cloud_house.platform.api.key_variable: KEY}
+    fresh.env = {cloud_house.platform.provider.api.key_variable: KEY}
     cloud_house.clock.time += 60  # lists lag
     [row] = (await list_instances(fresh)).rows
     assert not row.ours and row.instance_id and row.billing is not False

@@ -6,43 +6,26 @@ import json
 
 import pytest
 
-from clouds.autodl import PASSWORD, AutoDLAccount
+from clouds.autodl import PASSWORD, PLATFORM, AutoDLAccount
 from clouds.base import PUBLIC_KEY, Fault
-from clouds_kit import CloudContract, CloudRig, known
+from clouds_kit import CloudRig, CloudTests, known
 from gpuwarden.core.errors import AuthFailed, BadRequest, Conflict, NoCapacity, NotSupported, RateLimited
 from gpuwarden.core.models import Balance, InstanceState, Known, Resources, Unknown
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers.autodl import AutoDL
 from wording import Wording
 
 ORDER = {"req_gpu_amount": 1, "gpu_spec_uuid": "h800"}
 
 
-class TestAutoDL(CloudContract):
-    emulator = AutoDLAccount
-    provider = AutoDL
-    resources = Resources(gpu="H800")
-    names_account = False
-    creates = r"^POST .*/pro/create$"
-    lists = r"^POST .*/pro/list$"
-    gets = r"^GET .*/pro/status$"
-    asks_balance = r"^POST /api/v1/dev/wallet/balance$"
-    balance_env = {"AUTODL_CNY_PER_USD": "7"}
-    ends = r"^POST .*/pro/release$"
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        body = json.loads(raw) if raw else None
-        if not isinstance(body, dict):
-            return False
-        data = body.get("data")
-        empty = isinstance(data, dict) and data.get("list") == [] and data.get("result_total", 1) <= 0
-        return body.get("code") == "RecordNotFoundError" or (body.get("code") == "Success" and empty)
+class TestAutoDL(CloudTests):
+    platform = PLATFORM
 
     def cloud(self, rig: CloudRig) -> AutoDLAccount:
         assert isinstance(rig.cloud, AutoDLAccount)
         return rig.cloud
 
     async def test_the_balance_is_read_in_thousandths_of_a_yuan(self, rig: CloudRig) -> None:
+        del rig.env["AUTODL_CNY_PER_USD"]
         assert known(await rig.provider.balance()) == Balance(amount=7000.0, currency="CNY")
         for rate in ("nonsense", "0", "nan", "-7"):
             rig.env["AUTODL_CNY_PER_USD"] = rate
@@ -80,7 +63,7 @@ class TestAutoDL(CloudContract):
     async def test_a_refused_release_is_a_conflict(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         rig.cloud.faults = [
-            Fault("other", self.gets, body=b'{"code": "Success", "data": "shutdown", "msg": ""}'),
+            Fault("other", self.platform.gets, body=b'{"code": "Success", "data": "shutdown", "msg": ""}'),
         ]
         with pytest.raises(Conflict) as refused:
             await rig.provider.terminate(instance.id)
@@ -93,7 +76,7 @@ class TestAutoDL(CloudContract):
         assert isinstance(await rig.provider.list(), Unknown)
         assert isinstance(await rig.provider.get(instance.id), Unknown)
         assert isinstance(await rig.provider.stop(instance.id), Unknown)
-        assert isinstance(await rig.provider.create(self.resources, "token-2"), Unknown)
+        assert isinstance(await rig.provider.create(rig.resources, "token-2"), Unknown)
 
     @pytest.mark.parametrize(
         ("code", "msg", "error"),
@@ -110,22 +93,22 @@ class TestAutoDL(CloudContract):
         self, rig: CloudRig, code: str, msg: str, error: type[Exception]
     ) -> None:
         body = json.dumps({"code": code, "msg": msg, "data": None}).encode()
-        rig.cloud.faults = [Fault("other", self.creates, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.creates, body=body)]
         with pytest.raises(error):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
         assert rig.cloud.faults[0].count == 0
 
     async def test_an_unverified_account_can_list_but_not_rent(self, rig: CloudRig, wording: Wording) -> None:
         self.cloud(rig).verified = False
         known(await rig.provider.list())
         with pytest.raises(AuthFailed) as refused:
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
         wording(refused)
 
     async def test_out_of_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
 
     @pytest.mark.slow
     async def test_all_pages_are_read(self, rig: CloudRig) -> None:
@@ -143,7 +126,7 @@ class TestAutoDL(CloudContract):
             {"list": None, "max_page": 0, "result_total": 0},
         ):
             body = json.dumps({"code": "Success", "data": data, "msg": ""}).encode()
-            rig.cloud.faults = [Fault("other", self.lists, count=9, body=body)]
+            rig.cloud.faults = [Fault("other", self.platform.lists, count=9, body=body)]
             assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_a_new_status_is_unknown_and_hides_no_other_row(self, rig: CloudRig) -> None:
@@ -168,9 +151,10 @@ class TestAutoDL(CloudContract):
         assert (len(answer.value) if isinstance(answer, Known) else None) == listed
 
     async def test_yuan_are_converted_only_at_the_users_rate(self, rig: CloudRig) -> None:
+        del rig.env["AUTODL_CNY_PER_USD"]
         instance = await self.rent(rig)
         assert instance.price_usd_per_hour is None
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour is None
         for rate, price in (("7.0", 1.25), ("0", None), ("nan", None), ("x", None)):
             rig.env["AUTODL_CNY_PER_USD"] = rate
             seen = known(await rig.provider.get(instance.id))

@@ -8,34 +8,19 @@ import re
 import pytest
 
 from clouds.base import PUBLIC_KEY, Asked, Fault
-from clouds.lambda_cloud import LambdaAccount
-from clouds_kit import CloudContract, CloudRig, known
+from clouds.lambda_cloud import PLATFORM, LambdaAccount
+from clouds_kit import CloudRig, CloudTests, known
 from gpuwarden.core.errors import BadRequest, NoCapacity, RateLimited
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers.lambda_cloud import LambdaCloud
 from wording import Wording
 
 ASKED = Asked("GET", "/", {}, {}, None)
 DURABLE = Resources(gpu="H100", durable_storage=True)
 
 
-class TestLambda(CloudContract):
-    emulator = LambdaAccount
-    provider = LambdaCloud
-    creates = r"^POST /api/v1/instance-operations/launch$"
-    lists = r"^GET /api/v1/instances$"
-    gets = r"^GET /api/v1/instances/"
-    ends = r"^POST /api/v1/instance-operations/terminate$"
-    spec = ("lambda-cloud.openapi.json", "")
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        body = json.loads(raw) if raw else None
-        if not isinstance(body, dict):
-            return False
-        error = body.get("error")
-        gone = isinstance(error, dict) and error.get("code") == "global/object-does-not-exist"
-        return (status in {404, 410} and gone) or body.get("data") == []
+class TestLambda(CloudTests):
+    platform = PLATFORM
 
     def cloud(self, rig: CloudRig) -> LambdaAccount:
         assert isinstance(rig.cloud, LambdaAccount)
@@ -68,7 +53,7 @@ class TestLambda(CloudContract):
         text = json.dumps(rig.cloud.told[-1][1].body)
         (price,) = set(re.findall(r'"price_cents_per_hour": (\d+)', text))
         body = text.replace(f'hour": {price}', f'hour": {10**400}').encode()
-        rig.cloud.faults = [Fault("other", self.lists, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.lists, body=body)]
         assert isinstance(await rig.provider.list(), Unknown)
 
     @pytest.mark.parametrize(
@@ -102,15 +87,15 @@ class TestLambda(CloudContract):
 
     async def test_malformed_instance_types_are_unknown_not_sold_out(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("other", "/instance-types$", body=b'{"data": {"gpu_1x_new": {"cents": 1}}}')]
-        assert isinstance(await rig.provider.quote(self.resources), Unknown)
+        assert isinstance(await rig.provider.quote(rig.resources), Unknown)
 
     async def test_the_longest_allowed_token_is_found_whole(self, rig: CloudRig, wording: Wording) -> None:
         token = "j" * 54
-        known(await rig.provider.create(self.resources, token))
+        known(await rig.provider.create(rig.resources, token))
         await rig.settle()
         assert [i.token for i in known(await rig.provider.find(token))] == [token]
         with pytest.raises(BadRequest) as refused:
-            await rig.provider.create(self.resources, token + "j")
+            await rig.provider.create(rig.resources, token + "j")
         wording(refused, token + "j")
 
     async def test_a_machine_shut_down_from_inside_still_bills(self, rig: CloudRig, wording: Wording) -> None:
@@ -121,9 +106,9 @@ class TestLambda(CloudContract):
         wording(seen.why)
 
     async def test_an_immediate_second_launch_is_rate_limited(self, rig: CloudRig) -> None:
-        known(await rig.provider.create(self.resources, "token-1"))
+        known(await rig.provider.create(rig.resources, "token-1"))
         with pytest.raises(RateLimited):
-            await rig.provider.create(self.resources, "token-2")
+            await rig.provider.create(rig.resources, "token-2")
         assert len(rig.cloud.own) == 1
 
     async def test_reads_respect_the_rate_limit(self, rig: CloudRig) -> None:
@@ -135,20 +120,20 @@ class TestLambda(CloudContract):
 
     async def test_two_instances_for_one_launch_are_both_found(self, rig: CloudRig) -> None:
         self.cloud(rig).launch_twice = True
-        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        assert isinstance(await rig.provider.create(rig.resources, "token-1"), Unknown)
         await rig.settle()
         assert len(known(await rig.provider.find("token-1"))) == 2
 
     async def test_no_region_with_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
 
     async def test_stock_sold_in_between_raises_no_capacity(self, rig: CloudRig) -> None:
         body = {"error": {"code": "instance-operations/launch/insufficient-capacity", "message": "sorry"}}
-        rig.cloud.faults = [Fault("other", self.creates, status=400, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.creates, status=400, body=json.dumps(body).encode())]
         with pytest.raises(NoCapacity, match="sorry"):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
 
     async def test_the_filesystem_decides_the_region(self, rig: CloudRig) -> None:
         known(await rig.provider.create(DURABLE, "j1-i1"))
@@ -169,36 +154,36 @@ class TestLambda(CloudContract):
         other = {"id": "k2", "name": "other", "public_key": "ssh-ed25519 " + "A" * 60}
         self.cloud(rig).ssh_keys = [other]
         with pytest.raises(BadRequest) as refused:
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
         wording(refused)
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
         rig.env["LAMBDA_SSH_KEY_NAME"] = "other"
-        known(await rig.provider.create(self.resources, "token-1"))
+        known(await rig.provider.create(rig.resources, "token-1"))
         assert next(a.body for a in rig.cloud.asked if a.method == "POST")["ssh_key_names"] == ["other"]
 
     async def test_the_only_ssh_key_is_used_by_default(self, rig: CloudRig) -> None:
         del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
         rig.env["HOME"] = "/nowhere"
-        known(await rig.provider.create(self.resources, "token-1"))
+        known(await rig.provider.create(rig.resources, "token-1"))
         assert PUBLIC_KEY not in json.dumps([a.body for a in rig.cloud.asked])
 
     async def test_a_termination_reply_without_the_instance_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
-        rig.cloud.faults = [Fault("other", self.ends, body=b'{"data": {"terminated_instances": []}}')]
+        rig.cloud.faults = [Fault("other", self.platform.ends, body=b'{"data": {"terminated_instances": []}}')]
         assert isinstance(await rig.provider.terminate(instance.id), Unknown)
 
     async def test_an_unrelated_404_is_not_gone(self, rig: CloudRig) -> None:
         for body in (b'{"error": {"code": "global/not-found", "message": "no such route"}}', b"<html>404</html>", b""):
-            rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+            rig.cloud.faults = [Fault("other", self.platform.gets, status=404, body=body)]
             assert isinstance(await rig.provider.get("abc"), Unknown)
 
     async def test_cents_become_dollars_and_zero_unknown(self, rig: CloudRig) -> None:
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.49
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour == 2.49
         rig.cloud.prices = dict.fromkeys(rig.cloud.prices, 0.0)
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour is None
 
     async def test_a_terminated_instance_is_left_out_of_the_list(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         body = {"data": [{**rig.cloud.get_instance(ASKED, {"id": instance.id}).body["data"], "status": "terminated"}]}  # type: ignore[attr-defined]
-        rig.cloud.faults = [Fault("other", self.lists, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, body=json.dumps(body).encode())]
         assert known(await rig.provider.list()) == ()

@@ -7,36 +7,17 @@ import json
 import pytest
 
 from clouds.base import Fault
-from clouds.paperspace import PaperspaceTeam
-from clouds_kit import CloudContract, CloudRig, known
+from clouds.paperspace import PLATFORM, PaperspaceTeam
+from clouds_kit import CloudRig, CloudTests, known
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotSupported
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.providers.paperspace import Paperspace
 from wording import Wording
 
 
-class TestPaperspace(CloudContract):
-    emulator = PaperspaceTeam
-    provider = Paperspace
-    more_env = {"PAPERSPACE_TEMPLATE": "tpl1", "PAPERSPACE_REGION": "ny2"}
-    creates = r"^POST /machines$"
-    lists = r"^GET /machines$"
-    gets = r"^GET /machines/"
-    ends = r"^DELETE /machines/"
-    spec = ("paperspace-machines.openapi.yaml", "")
-    gaps = (
-        "state: 'off' is not one of",  # YAML parsed off as false
-        "status 401", "status 404", "status 400",  # the description has no errors
-        "GET /auth/session: no such route", "GET /os-templates: no such route", "GET /custom-templates: no such route",
-        "GET /machine-availability: no such route",  # published on separate pages
-        "POST /machines: status 200", "DELETE /machines/",  # the official description has 200 and a body for both
-    )  # fmt: skip
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        body = json.loads(raw) if raw else None
-        return isinstance(body, dict) and body.get("items") == [] and body.get("hasMore") is False
+class TestPaperspace(CloudTests):
+    platform = PLATFORM
 
     def team(self, rig: CloudRig) -> PaperspaceTeam:
         assert isinstance(rig.cloud, PaperspaceTeam)
@@ -101,10 +82,13 @@ class TestPaperspace(CloudContract):
     async def test_a_404_contradicted_by_the_list_is_not_gone(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         body = b'{"code": "NOT_FOUND", "message": "Machine not found"}'
-        rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.gets, status=404, body=body)]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.RUNNING
-        rig.cloud.faults = [Fault("other", self.gets, status=404, body=body), Fault("html", self.lists)]
+        rig.cloud.faults = [
+            Fault("other", self.platform.gets, status=404, body=body),
+            Fault("html", self.platform.lists),
+        ]
         assert isinstance(await rig.provider.get(instance.id), Unknown)
 
     @pytest.mark.slow
@@ -120,7 +104,7 @@ class TestPaperspace(CloudContract):
     @pytest.mark.parametrize("end", [{}, {"nextPage": ""}, {"nextPage": None}, {"nextPage": "x"}])
     async def test_a_list_without_a_usable_next_page_is_unknown(self, rig: CloudRig, end: dict[str, object]) -> None:
         body = json.dumps({"items": [], "hasMore": True, **end}).encode()
-        rig.cloud.faults = [Fault("other", self.lists, count=99, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.lists, count=99, body=body)]
         assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_serviceready_is_not_ready(self, rig: CloudRig) -> None:
@@ -130,10 +114,10 @@ class TestPaperspace(CloudContract):
         assert seen is not None and seen.state is InstanceState.BOOTING and seen.place is None and seen.meter is True
 
     async def test_quotes_use_the_price_of_the_same_machine_type(self, rig: CloudRig) -> None:
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour is None
         instance = await self.rent(rig)
         assert instance.price_usd_per_hour == pytest.approx(5.95 + 7 / 730)
-        quote = known(await rig.provider.quote(self.resources))
+        quote = known(await rig.provider.quote(rig.resources))
         assert quote.price_usd_per_hour == instance.price_usd_per_hour and instance.id in quote.note
         assert known(await rig.provider.quote(Resources(gpu="A4000"))).price_usd_per_hour is None
         known(await rig.provider.stop(instance.id))
@@ -170,10 +154,10 @@ class TestPaperspace(CloudContract):
     async def test_a_sold_out_machine_is_reported_by_the_quote(self, rig: CloudRig, wording: Wording) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity) as refused:
-            await rig.provider.quote(self.resources)
+            await rig.provider.quote(rig.resources)
         wording(refused, "H100", "ny2")
         rig.cloud.faults = [Fault("error_500", "availability")]
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour is None
 
     async def test_the_newest_standard_template_for_the_machine_type_is_used(
         self, rig: CloudRig, wording: Wording
@@ -188,7 +172,7 @@ class TestPaperspace(CloudContract):
         wording(caught, "A4000")
         assert "tsrv" in in_calls(caught.value.next_steps)
         rig.cloud.faults = [Fault("html", "/os-templates")]
-        assert isinstance(await rig.provider.create(self.resources, "j3-i1"), Unknown)
+        assert isinstance(await rig.provider.create(rig.resources, "j3-i1"), Unknown)
         assert len(rig.cloud.own) == 3
 
     async def test_a_template_for_another_machine_type_is_refused(self, rig: CloudRig, wording: Wording) -> None:
@@ -223,7 +207,7 @@ class TestPaperspace(CloudContract):
         del rig.env["PAPERSPACE_REGION"]
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
         with pytest.raises(BadRequest, match="PAPERSPACE_REGION"):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
 
     async def test_a_disk_too_large_is_refused(self, rig: CloudRig, wording: Wording) -> None:
         with pytest.raises(BadRequest) as refused:
@@ -233,14 +217,14 @@ class TestPaperspace(CloudContract):
     async def test_out_of_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
 
     async def test_a_deletion_answered_with_an_error_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.stop(instance.id))
         await rig.settle()
         for body in (b'{"code": "INTERNAL", "message": "no"}', b'{"error": "no"}', b"[]", b"null"):
-            rig.cloud.faults = [Fault("other", self.ends, body=body)]
+            rig.cloud.faults = [Fault("other", self.platform.ends, body=body)]
             assert isinstance(await rig.provider.terminate(instance.id), Unknown)
 
     async def test_the_address_after_a_start_is_read_again(self, rig: CloudRig) -> None:

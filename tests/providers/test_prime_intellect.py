@@ -8,33 +8,16 @@ from typing import Any
 import pytest
 
 from clouds.base import Fault
-from clouds.prime_intellect import DISK_USD, PrimeAccount, spec
-from clouds_kit import CloudContract, CloudRig, known
+from clouds.prime_intellect import DISK_USD, PLATFORM, PrimeAccount, spec
+from clouds_kit import CloudRig, CloudTests, known
 from gpuwarden.core.errors import BadRequest, NoCapacity
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
-from gpuwarden.providers.prime_intellect import PrimeIntellect
 from wording import Wording
 
 
-class TestPrimeIntellect(CloudContract):
-    emulator = PrimeAccount
-    provider = PrimeIntellect
-    creates = r"^POST /pods/$"
-    lists = r"^GET /pods/$"
-    gets = r"^GET /pods/[^/]+$"
-    asks_balance = r"^GET /billing/wallet$"
-    ends = r"^DELETE /pods/"
-    spec = ("prime-intellect.openapi.yaml", "/api/v1")
-    gaps = ("status 404",)  # the description has no reply for it
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        body = json.loads(raw) if raw else None
-        if not isinstance(body, dict):
-            return False
-        if status == 404:
-            return isinstance(body.get("detail"), str)
-        return body.get("data") == [] and body.get("total_count", 1) <= 0
+class TestPrimeIntellect(CloudTests):
+    platform = PLATFORM
 
     def account(self, rig: CloudRig) -> PrimeAccount:
         assert isinstance(rig.cloud, PrimeAccount)
@@ -57,7 +40,7 @@ class TestPrimeIntellect(CloudContract):
         assert rig.cloud.own == {}
 
     async def test_a_spot_request_gets_the_spot_offer(self, rig: CloudRig) -> None:
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.1
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour == 2.1
         spot = Resources(gpu="H100", interruptible=True)
         assert known(await rig.provider.quote(spot)).price_usd_per_hour == 1.05
         known(await rig.provider.create(spot, "j1-i1"))
@@ -73,7 +56,7 @@ class TestPrimeIntellect(CloudContract):
             make("H100_80GB", 1, cloudId="free", prices={"onDemand": 0.0, "currency": "USD"}),
             make("H100_80GB", 1, cloudId="foreign", prices={"onDemand": 0.02, "currency": "EUR"}),
         ]
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.1
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour == 2.1
 
     async def test_all_pages_of_offers_are_read(self, rig: CloudRig) -> None:
         assert known(await rig.provider.quote(Resources(gpu="L4"))).price_usd_per_hour == 0.3
@@ -95,17 +78,17 @@ class TestPrimeIntellect(CloudContract):
 
     async def test_a_list_shorter_than_its_total_is_unknown(self, rig: CloudRig) -> None:
         for body in ({"data": [], "total_count": 2}, {"data": [], "total_count": None}, {"data": []}):
-            rig.cloud.faults = [Fault("other", self.lists, count=9, body=json.dumps(body).encode())]
+            rig.cloud.faults = [Fault("other", self.platform.lists, count=9, body=json.dumps(body).encode())]
             assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_a_route_404_does_not_prove_absence(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
-        rig.cloud.faults = [Fault("other", self.gets, status=404, body=b'{"detail": "Not Found"}')]
+        rig.cloud.faults = [Fault("other", self.platform.gets, status=404, body=b'{"detail": "Not Found"}')]
         assert isinstance(await rig.provider.get(instance.id), Unknown)
 
     async def test_a_404_contradicted_by_the_list_is_not_gone(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
-        rig.cloud.faults = [Fault("other", self.gets, status=404, body=b'{"detail": "Pod not found"}')]
+        rig.cloud.faults = [Fault("other", self.platform.gets, status=404, body=b'{"detail": "Pod not found"}')]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.RUNNING
 
@@ -152,24 +135,24 @@ class TestPrimeIntellect(CloudContract):
     async def test_an_order_without_our_ssh_key_is_refused(self, rig: CloudRig, wording: Wording) -> None:
         self.account(rig).keys = self.account(rig).keys[:1]
         with pytest.raises(BadRequest) as refused:
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
         wording(refused)
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
         del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
         rig.env["HOME"] = "/nowhere"
-        known(await rig.provider.create(self.resources, "token-1"))
+        known(await rig.provider.create(rig.resources, "token-1"))
         assert next(a.body for a in rig.cloud.asked if a.method == "POST")["pod"]["sshKeyId"] == "key0"
 
     async def test_the_last_offer_sold_in_between_raises_no_capacity(self, rig: CloudRig) -> None:
         body = b'{"detail": "The selected configuration is no longer available"}'
-        rig.cloud.faults = [Fault("other", self.creates, status=400, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.creates, status=400, body=body)]
         with pytest.raises(NoCapacity):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
 
     async def test_an_end_answered_with_an_error_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         for body in (b'{"detail": "no"}', b'{"error": {"message": "no"}}', b"[]"):
-            rig.cloud.faults = [Fault("other", self.ends, body=body)]
+            rig.cloud.faults = [Fault("other", self.platform.ends, body=body)]
             assert isinstance(await rig.provider.terminate(instance.id), Unknown)
 
     # ------------------------------------------------------------------------------------- teams, amounts, odd rows
@@ -220,7 +203,7 @@ class TestPrimeIntellect(CloudContract):
         apart = {**spec(8, 2, 32, 0.01), "defaultIncludedInPrice": False}
         cheap = {"onDemand": 1.0, "currency": "USD"}
         self.account(rig).more = [self.account(rig).offer("H100_80GB", 1, vcpu=apart, memory=apart, prices=cheap)]
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == pytest.approx(1.16)
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour == pytest.approx(1.16)
 
     @pytest.mark.parametrize(
         "odd",
@@ -247,10 +230,10 @@ class TestPrimeIntellect(CloudContract):
             make("H100_80GB", 1, prices={"onDemand": "1.00"}), make("H100_80GB", 1, prepaidTime="a month"),
             make("H100_80GB", 1, prepaidTime=24.0, prices={"onDemand": 0.5}), {**make("H100_80GB", 1), "disk": None},
         ]  # fmt: skip
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour == 2.1
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour == 2.1
         body = json.dumps({"items": [{"gpu": "H100"}], "totalCount": 1}).encode()
         rig.cloud.faults = [Fault("other", r"/availability", body=body)]
-        assert isinstance(await rig.provider.quote(self.resources), Unknown)
+        assert isinstance(await rig.provider.quote(rig.resources), Unknown)
 
     @pytest.mark.parametrize(
         ("stopped", "meter", "price"), [(0.005, False, None), (0.0, False, None), (None, True, 2.1)]
@@ -265,6 +248,6 @@ class TestPrimeIntellect(CloudContract):
 
     async def test_primes_own_422_is_a_refusal(self, rig: CloudRig) -> None:
         body = b'{"errors": [{"param": "body.pod.diskSize", "details": "is too small"}]}'
-        rig.cloud.faults = [Fault("other", self.creates, status=422, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.creates, status=422, body=body)]
         with pytest.raises(BadRequest, match="is too small"):
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from clouds.base import PUBLIC_KEY, Fault
-from clouds.runpod import RunPodCloud
-from clouds_kit import CloudContract, CloudRig, known
+from clouds.runpod import PLATFORM, RunPodCloud
+from clouds_kit import CloudRig, CloudTests, known
 from gpuwarden.core.errors import BadRequest, Conflict, NoCapacity, NotSupported
 from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
@@ -16,22 +16,8 @@ from gpuwarden.providers.runpod import RunPod
 from wording import Wording
 
 
-class TestRunPod(CloudContract):
-    emulator = RunPodCloud
-    provider = RunPod
-    creates = r"^POST /(pods$|graphql mutation)"
-    lists = r"^GET /pods$"
-    gets = r"^GET /pods/"
-    asks_balance = r"^POST /graphql query$"
-    ends = r"^DELETE /pods/"
-    spec = ("runpod-v2.openapi.json", "/v2")
-    gaps = ("POST /graphql query: no such route",)  # the older interface
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        body = json.loads(raw) if raw else None
-        if status == 404:
-            return isinstance(body, dict) and body.get("status") == 404
-        return isinstance(body, dict) and body.get("pods") == []
+class TestRunPod(CloudTests):
+    platform = PLATFORM
 
     async def test_the_balance_includes_the_hourly_spend(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
@@ -125,7 +111,7 @@ class TestRunPod(CloudContract):
         await rig.settle()
         body = next(t.body for a, t in reversed(rig.cloud.told) if a.method == "POST")
         lie = {**body, "status": "EXITED", "cost": 2.99, "runtime": None}
-        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(lie).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(lie).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.STOPPED and seen.meter is True
 
@@ -146,14 +132,14 @@ class TestRunPod(CloudContract):
         instance = await self.rent(rig)
         body = json.loads(json.dumps(rig.cloud.told[-1][1].body))
         body["runtime"]["uptime"] = 99_999
-        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.place is None
 
     async def test_a_pod_without_its_gpu_is_reported(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         body = {k: v for k, v in rig.cloud.told[-1][1].body.items() if k != "gpu"}
-        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None
         wording(seen.why)
@@ -161,7 +147,7 @@ class TestRunPod(CloudContract):
     async def test_a_price_of_zero_is_unknown_and_passes_no_cap(self, rig: CloudRig) -> None:
         assert isinstance(rig.cloud, RunPodCloud)
         rig.cloud.prices = dict.fromkeys(rig.cloud.prices, 0.0)
-        assert known(await rig.provider.quote(self.resources)).price_usd_per_hour is None
+        assert known(await rig.provider.quote(rig.resources)).price_usd_per_hour is None
         with pytest.raises(NoCapacity):
             await rig.provider.create(Resources(gpu="H100", max_price_usd_per_hour=5.0), "j1-i1")
 
@@ -187,13 +173,13 @@ class TestRunPod(CloudContract):
     async def test_out_of_stock_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 0}))
         with pytest.raises(NoCapacity):
-            await rig.provider.create(self.resources, "j1-i1")
+            await rig.provider.create(rig.resources, "j1-i1")
 
     async def test_the_last_machine_sold_in_between_raises_no_capacity(self, rig: CloudRig) -> None:
         rig.cloud.cloud.configure(rig.cloud.cloud.settings.model_copy(update={"capacity": 1}))
-        known(await rig.provider.create(self.resources, "j1-i1"))
+        known(await rig.provider.create(rig.resources, "j1-i1"))
         with pytest.raises(NoCapacity, match="no longer any instances"):
-            await rig.provider.create(self.resources, "j2-i1")
+            await rig.provider.create(rig.resources, "j2-i1")
 
     @pytest.mark.slow
     async def test_the_final_cost_comes_from_the_bill(self, rig: CloudRig) -> None:
@@ -209,13 +195,13 @@ class TestRunPod(CloudContract):
     async def test_a_reply_about_another_pod_is_unknown(self, rig: CloudRig) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         body = next(t.body for a, t in rig.cloud.told if a.path == f"/pods/{two.id}")
-        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         assert isinstance(await rig.provider.get(one.id), Unknown)
 
     async def test_a_404_contradicted_by_the_list_is_not_gone(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         body = b'{"title": "Not Found", "status": 404, "detail": "route not found"}'
-        rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.gets, status=404, body=body)]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.state is InstanceState.RUNNING
         rig.cloud.faults = [Fault("other", "GET", status=404, count=9, body=body)]
@@ -227,7 +213,7 @@ class TestRunPod(CloudContract):
         "body", [b'{"title": "Not Found"}', b'{"status": 404}', b"{}", b"404", b"<html>404</html>"]
     )
     async def test_an_unrelated_404_is_unknown(self, rig: CloudRig, body: bytes) -> None:
-        rig.cloud.faults = [Fault("other", self.gets, status=404, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.gets, status=404, body=body)]
         assert isinstance(await rig.provider.get("abc123"), Unknown)
 
     async def test_check_reports_a_missing_ssh_key(self, rig: CloudRig) -> None:
@@ -247,9 +233,9 @@ class TestRunPod(CloudContract):
 
     async def test_the_community_cloud_is_used_if_the_user_names_it(self, rig: CloudRig, wording: Wording) -> None:
         rig.env["RUNPOD_CLOUD"] = "community"
-        quote = known(await rig.provider.quote(self.resources))
+        quote = known(await rig.provider.quote(rig.resources))
         assert quote.price_usd_per_hour == pytest.approx(2.99 / 2) and "Community Cloud" in quote.note
-        made = known(await rig.provider.create(self.resources, "token-1"))
+        made = known(await rig.provider.create(rig.resources, "token-1"))
         assert rig.cloud.own[made.id]["order"]["cloud"] == "COMMUNITY"
         assert {a.query["cloud"] for a in rig.cloud.asked if a.path == "/catalog/gpus"} == {"COMMUNITY"}
         with pytest.raises(NoCapacity):  # at most four per machine
@@ -259,7 +245,7 @@ class TestRunPod(CloudContract):
         wording(refused, "Secure Cloud")
         rig.env["RUNPOD_CLOUD"] = "ANY"
         with pytest.raises(BadRequest, match="RUNPOD_CLOUD"):
-            await rig.provider.quote(self.resources)
+            await rig.provider.quote(rig.resources)
 
     # --------------------------------------------------------------------------------------------------------- odd rows
 
@@ -270,12 +256,12 @@ class TestRunPod(CloudContract):
         for row in body["pods"]:
             if row["id"] == odd.id:
                 row |= {"status": "MIGRATING", "cost": "2.99"}
-        rig.cloud.faults = [Fault("other", self.lists, count=2, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, count=2, body=json.dumps(body).encode())]
         seen = {i.id: i for i in known(await rig.provider.list())}
         assert seen[good.id].state is InstanceState.RUNNING
         assert seen[odd.id].state is InstanceState.UNCLEAR and seen[odd.id].meter is None
         assert [i.id for i in known(await rig.provider.find("token-1"))] == [odd.id]
         body["pods"][0]["name"] = None
-        rig.cloud.faults = [Fault("other", self.lists, count=2, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, count=2, body=json.dumps(body).encode())]
         assert isinstance(await rig.provider.list(), Unknown)
         assert isinstance(await rig.provider.find("token-2"), Unknown)

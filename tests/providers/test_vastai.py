@@ -7,8 +7,8 @@ import json
 import pytest
 
 from clouds.base import PUBLIC_KEY, Asked, Fault
-from clouds.vastai import VastCloud
-from clouds_kit import CloudContract, CloudRig, known
+from clouds.vastai import PLATFORM, VastCloud
+from clouds_kit import CloudRig, CloudTests, known
 from contract_provider import Desk
 from gpuwarden.core.errors import AuthFailed, BadRequest, NoCapacity, RateLimited
 from gpuwarden.core.guidance import manual_text
@@ -25,30 +25,8 @@ from wording import Wording
 BID = Resources(gpu="H100", interruptible=True)
 
 
-class TestVast(CloudContract):
-    emulator = VastCloud
-    provider = Vast
-    creates = r"^PUT /api/v0/asks/"
-    lists = r"^GET /api/v1/instances/$"
-    gets = r"^GET /api/v0/instances/"
-    asks_balance = r"^GET /api/v0/users/current"
-    ends = r"^DELETE /api/v0/instances/"
-    ident = "4200001"
-    spec = ("vastai.openapi.yaml", "")
-    gaps = (
-        "instances.ports: {",  # ports in the same form as in the list, which the clients expect
-        "instances.extra_env",  # pairs, as the vendor's client expects
-        "instances: None is not",  # null for an instance that is gone
-        "/api/v0/gpu_names/unique/: no such route",  # the vendor's client calls it
-    )
-
-    def says_nothing(self, status: int, raw: bytes) -> bool:
-        body = json.loads(raw) if raw else None
-        if not isinstance(body, dict):
-            return False
-        if status == 404:
-            return body.get("error") in {"not_found", "no_such_instance"}
-        return body.get("instances", 0) is None or (body.get("instances") == [] and body.get("total_instances", 1) <= 0)
+class TestVast(CloudTests):
+    platform = PLATFORM
 
     def cloud(self, rig: CloudRig) -> VastCloud:
         assert isinstance(rig.cloud, VastCloud)
@@ -263,7 +241,7 @@ class TestVast(CloudContract):
         assert known(await rig.provider.find("token-1")) == (seen[odd.id],)
         assert isinstance(await rig.provider.get(odd.id), Unknown)
         assert known(await rig.provider.get(good.id)) is not None
-        rig.cloud.faults = [Fault("other", self.gets, body=b'{"instances": null}')]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=b'{"instances": null}')]
         answer = await rig.provider.get(odd.id)
         assert isinstance(answer, Unknown)
         wording(answer.why)
@@ -274,12 +252,12 @@ class TestVast(CloudContract):
         assert isinstance(odd, dict)
         page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
         page["instances"][0] |= odd
-        rig.cloud.faults = [Fault("other", self.lists, count=9, body=json.dumps(page).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, count=9, body=json.dumps(page).encode())]
         for answer in (await rig.provider.list(), await rig.provider.find(instance.token)):
             assert isinstance(answer, Unknown), answer
 
     async def test_a_null_instance_is_gone(self, rig: CloudRig) -> None:
-        rig.cloud.faults = [Fault("other", self.gets, body=b'{"instances": null}')]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=b'{"instances": null}')]
         assert known(await rig.provider.get("4200001")) is None
 
     @pytest.mark.parametrize("body", [b'{"instances": []}', b'{"instances": ""}', b"{}", b'""', b"null", b"[]"])
@@ -296,7 +274,7 @@ class TestVast(CloudContract):
 
     async def test_a_retired_list_is_unknown(self, rig: CloudRig) -> None:
         body = b'{"success": false, "error": "deprecated_endpoint", "msg": "gone"}'
-        rig.cloud.faults = [Fault("other", self.lists, status=410, body=body)]
+        rig.cloud.faults = [Fault("other", self.platform.lists, status=410, body=body)]
         assert isinstance(await rig.provider.list(), Unknown)
 
     async def test_several_pages_are_read_within_the_rate_limit(self, rig: CloudRig) -> None:
@@ -310,13 +288,13 @@ class TestVast(CloudContract):
     @pytest.mark.parametrize("ident", [-1, 10**18, 10**400])
     async def test_a_contract_with_an_unusable_id_is_unknown(self, rig: CloudRig, ident: int) -> None:
         body = json.dumps({"success": True, "new_contract": ident}).encode()
-        rig.cloud.faults = [Fault("other", self.creates, body=body)]
-        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        rig.cloud.faults = [Fault("other", self.platform.creates, body=body)]
+        assert isinstance(await rig.provider.create(rig.resources, "token-1"), Unknown)
 
     async def test_a_page_without_new_rows_makes_the_list_unknown(self, rig: CloudRig, wording: Wording) -> None:
         for n in range(99):
             page = {"success": True, "instances": [], "next_token": f"t{n}", "total_instances": 1}
-            rig.cloud.faults.append(Fault("other", self.lists, body=json.dumps(page).encode()))
+            rig.cloud.faults.append(Fault("other", self.platform.lists, body=json.dumps(page).encode()))
         answer = await rig.provider.list()
         assert isinstance(answer, Unknown)
         wording(answer.why)
@@ -327,11 +305,11 @@ class TestVast(CloudContract):
             rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
         await rig.settle()
         page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
-        rig.cloud.faults = [Fault("other", self.lists, body=json.dumps({**page, "next_token": None}).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, body=json.dumps({**page, "next_token": None}).encode())]
         answer = await rig.provider.list()
         assert isinstance(answer, Unknown)
         wording(answer.why, 25, 30)
-        rig.cloud.faults = [Fault("other", self.lists, count=99, body=json.dumps(page).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.lists, count=99, body=json.dumps(page).encode())]
         answer = await rig.provider.list()
         assert isinstance(answer, Unknown)
         wording(answer.why)
@@ -346,11 +324,11 @@ class TestVast(CloudContract):
     async def test_a_sold_offer_is_skipped(self, rig: CloudRig) -> None:
         self.cloud(rig).prices = {"H100 SXM": 2.2, "H100 NVL": 2.3, "H100 PCIE": 2.4}
         self.cloud(rig).stale_offers = {101}
-        made = known(await rig.provider.create(self.resources, "token-1"))
+        made = known(await rig.provider.create(rig.resources, "token-1"))
         assert made.price_usd_per_hour == 2.3
         self.cloud(rig).stale_offers = {101, 201, 301}
         with pytest.raises(NoCapacity):
-            await rig.provider.create(self.resources, "token-2")
+            await rig.provider.create(rig.resources, "token-2")
         assert len(rig.cloud.own) == 1
 
     @pytest.mark.parametrize("prices", [{"H100 SXM": 2.2}, {"H100 SXM": 2.2, "H100 NVL": 2.3}])
@@ -360,7 +338,7 @@ class TestVast(CloudContract):
         cloud = self.cloud(rig)
         cloud.prices, cloud.stale_offers = prices, {101, 201}
         with pytest.raises(NoCapacity) as gone:
-            await rig.provider.create(self.resources, "token-1")
+            await rig.provider.create(rig.resources, "token-1")
         ordered = [asked.path for asked in cloud.asked if asked.line.startswith("PUT /api/v0/asks/")]
         assert len(ordered) == len(set(ordered)) == len(prices)
         assert not gone.value.unsent, "an order was sent"
@@ -369,15 +347,17 @@ class TestVast(CloudContract):
     async def test_an_instance_from_a_refused_order_is_used_before_another_order(self, rig: CloudRig) -> None:
         cloud = self.cloud(rig)
         cloud.prices = {"H100 SXM": 2.2, "H100 NVL": 2.3}
-        cloud.faults = [Fault("refused", self.creates, status=410, body=b'{"error": "no_such_ask", "msg": "gone"}')]
-        made = known(await rig.provider.create(self.resources, "token-1"))
+        cloud.faults = [
+            Fault("refused", self.platform.creates, status=410, body=b'{"error": "no_such_ask", "msg": "gone"}')
+        ]
+        made = known(await rig.provider.create(rig.resources, "token-1"))
         assert [cloud.numbered(made.id)] == list(cloud.own) and made.token == "token-1"
 
     async def test_no_other_offer_is_ordered_while_the_list_is_unreadable(self, rig: CloudRig) -> None:
         cloud = self.cloud(rig)
         cloud.prices, cloud.stale_offers = {"H100 SXM": 2.2, "H100 NVL": 2.3}, {101}
-        cloud.faults = [Fault("error_500", self.lists)]
-        assert isinstance(await rig.provider.create(self.resources, "token-1"), Unknown)
+        cloud.faults = [Fault("error_500", self.platform.lists)]
+        assert isinstance(await rig.provider.create(rig.resources, "token-1"), Unknown)
         assert not cloud.own
 
     async def test_an_ignored_terminate_is_visible_and_can_be_repeated(self, rig: CloudRig) -> None:
@@ -405,7 +385,7 @@ class TestVast(CloudContract):
         rig.cloud.faults = [Fault("other", ".", count=99, body=body)]
         assert isinstance(await rig.provider.stop(instance.id), Unknown)
         assert isinstance(await rig.provider.terminate(instance.id), Unknown)
-        assert isinstance(await rig.provider.create(self.resources, "token-2"), Unknown)
+        assert isinstance(await rig.provider.create(rig.resources, "token-2"), Unknown)
 
     async def test_the_rate_limits_threshold_becomes_the_wait(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("limited", ".", count=99)]
@@ -418,7 +398,7 @@ class TestVast(CloudContract):
         assert instance.place is not None and instance.place.host == "127.0.0.1"
         body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
         body["instances"]["ports"] = [8080]  # another documented format for a single instance
-        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and seen.place is not None and seen.place.host == "ssh5.vast.ai"
 
@@ -444,7 +424,7 @@ class TestVast(CloudContract):
         instance = await self.rent(rig)
         body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
         body["instances"] |= {"actual_status": actual, "intended_status": intended, "cur_state": contract}
-        rig.cloud.faults = [Fault("other", self.gets, body=json.dumps(body).encode())]
+        rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None and (seen.state, seen.meter) == (state, meter)
         assert seen.place is None

@@ -55,7 +55,7 @@ def desk(
     key = tmp_path / "key.pub"
     key.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIN0000000000000000000000000000000000000000TEST me")
     for name, value in {
-        platform.api.key_variable: KEY, platform.api.url_variable: web.add(account),
+        platform.provider.api.key_variable: KEY, platform.provider.api.url_variable: web.add(account),
         "GPUWARDEN_SSH_PUBLIC_KEY": str(key), **dict(platform.env),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)

@@ -63,12 +63,12 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
 
     provider = load_provider("rehearsal", load_profile(request.param), tmp_path, clock)
     assert isinstance(provider, RehearsalProvider)
-    return PretendRig(provider, settle, clock, tmp_path, f"rehearsal/{request.param}", provider.cloud)
+    return PretendRig(
+        provider, settle, clock, tmp_path, f"rehearsal/{request.param}", provider.cloud, names_account=False
+    )
 
 
 class TestRehearsal(ProviderContract):
-    names_account = False
-
     async def test_the_price_is_labelled_as_simulated(self, rig: Rig) -> None:
         quote = known(await rig.provider.quote(Resources(gpu="h100", gpu_count=2)))
         assert quote.source == SOURCE and "simulated" in SOURCE
@@ -76,8 +76,8 @@ class TestRehearsal(ProviderContract):
         assert quote.platform == f"rehearsal/{rig.provider.profile.id}"
 
     async def test_create_is_not_idempotent_like_real_clouds(self, rig: Rig) -> None:
-        await rig.provider.create(self.resources, "same")
-        await rig.provider.create(self.resources, "same")
+        await rig.provider.create(rig.resources, "same")
+        await rig.provider.create(rig.resources, "same")
         assert len(known(await rig.provider.find("same"))) == 2
 
     async def test_a_price_above_the_maximum_raises_no_capacity(self, rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Generate the manifests that clients and registries read to install gpuwarden.
+"""Generate the manifests that clients and registries read to install gpuwarden, and the table in docs/platforms.md.
 
 Run `python -m gpuwarden.interfaces.manifests` in a checkout to write them. The name, version, description and license
 come from pyproject.toml, the command from `launch`, and the variables from docstring tables in the modules that read
@@ -22,18 +22,22 @@ from typing import Any, Final
 
 from gpuwarden.interfaces.hooks.install import plugin_hooks
 from gpuwarden.interfaces.launch import SOURCE, Run, entry, from_folder, from_source, serve
-from gpuwarden.interfaces.variables import Variable, variables
+from gpuwarden.interfaces.variables import ROW, Variable, variables
+from gpuwarden.profiles import load_profile, profile_names
+from gpuwarden.providers.base import PROVIDERS
 
 ROOT = Path(__file__).resolve().parents[3]
 TITLE = "gpuwarden"
 RUNTIME: Final = ("LICENSE", "README.md", "profiles", "pyproject.toml", "references", "server", "skills", "uv.lock")
 """The files and folders that the server needs at run time."""
 ICON: Final = "docs/icon.svg"
+PLATFORMS: Final = "docs/platforms.md"
+GENERATED: Final = re.compile(r"(<!-- generated:variables -->\n).*?(<!-- /generated -->)", re.DOTALL)
 REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
-    """Return every manifest's text, keyed by its path relative to the checkout `root`."""
+    """Return the text of every manifest and of docs/platforms.md, keyed by its path relative to the checkout `root`."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
     about = project["description"]
@@ -100,7 +104,16 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
         },
         "server.json": _registry(root, project, short, read),
     }
-    return {path: json.dumps(body, indent=2, ensure_ascii=False) + "\n" for path, body in bodies.items()}
+    texts = {path: json.dumps(body, indent=2, ensure_ascii=False) + "\n" for path, body in bodies.items()}
+    modules = dict(PROVIDERS.usable())
+    rows = [
+        f"| `{profile.id}` | {names} | {meaning} |"
+        for profile in map(load_profile, profile_names())
+        for names, meaning in ROW.findall((profile.provider and modules[profile.provider].__doc__) or "")
+    ]
+    table = "\n".join(["| platform | variable | meaning |", "|---|---|---|", *rows])
+    page = (root / PLATFORMS).read_text("utf-8")
+    return {**texts, PLATFORMS: GENERATED.sub(lambda block: f"{block[1]}{table}\n{block[2]}", page)}
 
 
 def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:

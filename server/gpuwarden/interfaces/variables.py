@@ -22,7 +22,7 @@ from gpuwarden.config import PREFIX
 from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.core.sanitize import SECRET_NAME
 
-_ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.+) \|$", re.MULTILINE)
+ROW: Final = re.compile(r"^\| (`[A-Z][A-Z0-9_]*`(?:, `[A-Z][A-Z0-9_]*`)*) \| (.+) \|$", re.MULTILINE)
 READERS: Final = ("config", "hub.client", "core.store_address", "lifecycle.notify", "providers._account")
 """Modules that read environment variables but are not plug-ins."""
 SYSTEM: Final = {
@@ -73,6 +73,6 @@ def variables(allowed: Iterable[str] = Policy().secrets.allowed) -> list[Variabl
 
 def documented(module: ModuleType) -> Iterator[tuple[str, str]]:
     """Yield each variable in the table of a module's docstring, with its meaning."""
-    for names, meaning in _ROW.findall(module.__doc__ or ""):
+    for names, meaning in ROW.findall(module.__doc__ or ""):
         for name in re.findall(r"\w+", names):
             yield name, meaning

@@ -181,7 +181,31 @@ class AutoDLAccount(Emulator):
         }
 
 
+def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+    data = body.get("data")
+    empty = isinstance(data, dict) and data.get("list") == [] and data.get("result_total", 1) <= 0
+    return body.get("code") == "RecordNotFoundError" or (body.get("code") == "Success" and empty)
+
+
 PLATFORM = Platform(
-    "autodl", AutoDLAccount, AutoDL.api, "H800", r"pro/create$", r"pro/release$", "stopped", priced=False,
+    name="autodl", account=AutoDLAccount, provider=AutoDL, gpu="H800", taken="stopped", priced=False,
+    creates=r"^POST .*/pro/create$",
+    lists=r"^POST .*/pro/list$",
+    gets=r"^GET .*/pro/status$",
+    ends=r"^POST .*/pro/release$",
+    asks_balance=r"^POST /api/v1/dev/wallet/balance$",
+    says_nothing=_says_nothing,
+    names_account=False,
     env=(("AUTODL_CNY_PER_USD", "7.0"),),
+    facts={
+        "rests": ["stop", "terminate"], "bills": ["stop"], "bills_with_durable_storage": ["stop"],
+        "reversible": ["stop"], "by_hand": False, "spot": False,
+        "survives": [
+            {"path": "/root/x", "lives": "ynny"},
+            {"path": "/root/autodl-tmp/x", "lives": "ynny"},
+            {"path": "/root/autodl-tmp/x", "durable": True, "lives": "ynny"},
+            {"path": "/root/autodl-fs/x", "lives": "nnnn"},
+            {"path": "/root/autodl-fs/x", "durable": True, "lives": "nnnn"},
+        ],
+    },
 )  # fmt: skip

@@ -251,7 +251,39 @@ def _take_key(account: LambdaAccount, machines: Machines) -> None:
     account.ssh_keys[0]["public_key"] = machines.key
 
 
+def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+    error = body.get("error")
+    gone = isinstance(error, dict) and error.get("code") == "global/object-does-not-exist"
+    return (status in {404, 410} and gone) or body.get("data") == []
+
+
 PLATFORM = Platform(
-    "lambda", LambdaAccount, LambdaCloud.api, "H100", r"instance-operations/launch", r"operations/terminate",
-    "gone", durable="/lambda/nfs/gpuwarden/out", take_key=_take_key,
+    name="lambda", account=LambdaAccount, provider=LambdaCloud, taken="gone", take_key=_take_key,
+    creates=r"^POST /api/v1/instance-operations/launch$",
+    lists=r"^GET /api/v1/instances$",
+    gets=r"^GET /api/v1/instances/",
+    ends=r"^POST /api/v1/instance-operations/terminate$",
+    says_nothing=_says_nothing,
+    spec=("lambda-cloud.openapi.json", ""),
+    durable="/lambda/nfs/gpuwarden/out",
+    facts={
+        "rests": ["terminate"], "bills": [], "bills_with_durable_storage": ["terminate"],
+        "reversible": [], "by_hand": False, "spot": False,
+        "survives": [
+            {"path": "/home/ubuntu/x", "lives": "nnny"},
+            {"path": "/home/ubuntu/x", "durable": True, "lives": "nnny"},
+            {"path": "/lambda/nfs/gpuwarden/x", "lives": "nnnn"},
+            {"path": "/lambda/nfs/gpuwarden/x", "durable": True, "lives": "nyny"},
+            {"path": "/lambda/nfs/typo/x", "durable": True, "lives": "nnny"},
+        ],
+    },
+    hasty=(
+        "lambda terminate 0920582c",
+        "lambda-cli instances terminate 0920582c",
+        "lambda instance terminate 0920582c --yes",
+    ),
+    innocent=(
+        "lambda ls",
+        "lambda instances list",
+    ),
 )  # fmt: skip

@@ -256,6 +256,34 @@ def _take_key(account: PaperspaceTeam, machines: Machines) -> None:
 
 
 PLATFORM = Platform(
-    "paperspace", PaperspaceTeam, Paperspace.api, "H100", r"^POST /machines$", r"^DELETE /machines/", "stopped",
-    priced=False, env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")), take_key=_take_key,
+    name="paperspace", account=PaperspaceTeam, provider=Paperspace, taken="stopped", priced=False, take_key=_take_key,
+    creates=r"^POST /machines$",
+    lists=r"^GET /machines$",
+    gets=r"^GET /machines/",
+    ends=r"^DELETE /machines/",
+    says_nothing=lambda status, body: body.get("items") == [] and body.get("hasMore") is False,
+    spec=("paperspace-machines.openapi.yaml", ""),
+    gaps=(
+        "state: 'off' is not one of",  # YAML parsed off as false
+        "status 401", "status 404", "status 400",  # the description has no errors
+        "GET /auth/session: no such route", "GET /os-templates: no such route", "GET /custom-templates: no such route",
+        "GET /machine-availability: no such route",  # published on separate pages
+        "POST /machines: status 200", "DELETE /machines/",  # the official description has 200 and a body for both
+    ),
+    env=(("PAPERSPACE_TEMPLATE", "tpl1"), ("PAPERSPACE_REGION", "ny2")),
+    facts={
+        "rests": ["stop", "terminate"], "bills": ["stop", "terminate"],
+        "bills_with_durable_storage": ["stop", "terminate"],
+        "reversible": ["stop"], "by_hand": False, "spot": False,
+        "survives": [
+            {"path": "/home/paperspace/x", "lives": "ynny"},
+        ],
+    },
+    hasty=(
+        "pspace machine delete ps123",
+        "pspace machine stop ps123",
+    ),
+    innocent=(
+        "pspace machine list",
+    ),
 )  # fmt: skip

@@ -4,39 +4,63 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import clouds
 from clouds.base import Emulator
 from clouds.boxes import Machines
-from gpuwarden.providers._http import Api
+from gpuwarden.providers._rented import Rented
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Platform:
-    """One platform: its account, its API, the requested instance, and the requests that create and end an instance.
+    """One platform: its emulator, its provider, its requests, and the facts that its documentation states.
 
-    `taken` is the state of a machine after a preemption: it restarts by itself (`resumed`), it is stopped until a
-    request starts it (`stopped`), or it is `gone`; if the platform never interrupts machines, `gone`. `priced` is false
-    if its API reports no price before an order. `durable` is an output on storage that must be requested; None if
-    the platform has no such storage.
+    `creates`, `lists`, `gets`, `ends` and `asks_balance` match the lines of these requests (`POST /pods`);
+    `asks_balance` is None if the API reports no balance. `says_nothing` returns whether a reply, its status and its
+    JSON object, reports that there are no instances, or that the instance does not exist.
     """
 
     name: str
     account: type[Emulator]
-    api: Api
-    gpu: str
+    provider: type[Rented]
+    gpu: str = "H100"
     creates: str
+    lists: str
+    gets: str
     ends: str
+    asks_balance: str | None = None
+    says_nothing: Callable[[int, dict[str, Any]], bool]
+    names_account: bool = True
+    """Whether the API identifies the account of a key."""
+    ident: str = "abc123"
+    """An id in the platform's format, of an instance that does not exist."""
+    spec: tuple[str, str] | None = None
+    """The published API description: its file, and the prefix of its paths."""
+    gaps: tuple[str, ...] = ()
+    """Known replies in which the platform deviates from its description."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Further variables that the provider needs."""
     taken: Literal["resumed", "stopped", "gone"]
+    """The state of a machine after a preemption: it restarts by itself (`resumed`), it is stopped until a request
+    starts it (`stopped`), or it is `gone`; if the platform never interrupts machines, `gone`."""
     spot: bool = False
     priced: bool = True
+    """Whether the API reports a price before an order."""
     durable: str | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    """An output on storage that must be requested; None if the platform has no such storage."""
     take_key: Callable[[Any, Machines], None] = lambda account, machines: None
     """Add the owner's key to the account, if orders can't include a key."""
+    facts: Mapping[str, Any]
+    """Expected consequences, in the format of `tests/profile_facts`: the verbs that stop compute billing (`rests`),
+    the verbs after which something is still billed, the verbs that can be undone, and for each path whether its files
+    survive a stop, a terminate, an interruption and the end of a job, in this order (`y`; `n` if not, or unknown)."""
+    hasty: tuple[str, ...] = ()
+    """Commands that a hasty agent might run and that the guard blocks."""
+    innocent: tuple[str, ...] = ()
+    """Similar commands that the guard allows."""
 
 
 def platforms() -> tuple[Platform, ...]:

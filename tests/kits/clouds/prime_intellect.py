@@ -350,7 +350,41 @@ def _take_key(account: PrimeAccount, machines: Machines) -> None:
     account.keys[1]["publicKey"] = machines.key
 
 
+def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+    if status == 404:
+        return isinstance(body.get("detail"), str)
+    return body.get("data") == [] and body.get("total_count", 1) <= 0
+
+
 PLATFORM = Platform(
-    "prime-intellect", PrimeAccount, PrimeIntellect.api, "H100", r"^POST /pods/$", r"^DELETE /pods/", "gone",
-    take_key=_take_key,
+    name="prime-intellect", account=PrimeAccount, provider=PrimeIntellect, taken="gone", take_key=_take_key,
+    creates=r"^POST /pods/$",
+    lists=r"^GET /pods/$",
+    gets=r"^GET /pods/[^/]+$",
+    ends=r"^DELETE /pods/",
+    asks_balance=r"^GET /billing/wallet$",
+    says_nothing=_says_nothing,
+    spec=("prime-intellect.openapi.yaml", "/api/v1"),
+    gaps=("status 404",),  # the description has no reply for it
+    facts={
+        "rests": ["terminate"], "bills": [], "bills_with_durable_storage": [],
+        "reversible": [], "by_hand": False, "spot": True,
+        "survives": [
+            {"path": "/srv/x", "lives": "nnny"},
+        ],
+    },
+    hasty=(
+        "prime pods terminate 7f3a",
+        "prime pods terminate 7f3a --yes",
+        'timeout 60s prime pods terminate --plain --yes "$pod_id"',
+        'uvx prime pods terminate "$POD" --yes',
+        "prime sandbox delete sb-1",
+    ),
+    innocent=(
+        "prime pods list",
+        "prime pods status 7f3a",
+        "prime pods create --id abc --name terminate-test",
+        "prime availability list --gpu-type H100_80GB",
+        "prime pods create --id h100_1",
+    ),
 )  # fmt: skip

@@ -260,6 +260,25 @@ class RunPodCloud(OlderInterface):
 
 
 PLATFORM = Platform(
-    "runpod", RunPodCloud, RunPod.api, "H100", r"^POST /(pods$|graphql mutation)", r"^DELETE /pods/", "stopped",
+    name="runpod", account=RunPodCloud, provider=RunPod, taken="stopped",
+    creates=r"^POST /(pods$|graphql mutation)",
+    lists=r"^GET /pods$",
+    gets=r"^GET /pods/",
+    ends=r"^DELETE /pods/",
+    asks_balance=r"^POST /graphql query$",
+    says_nothing=lambda status, body: body.get("status") == 404 if status == 404 else body.get("pods") == [],
+    spec=("runpod-v2.openapi.json", "/v2"),
+    gaps=("POST /graphql query: no such route",),  # the older interface
     durable="out",
+    facts={
+        "rests": ["stop", "terminate"], "bills": ["stop"], "bills_with_durable_storage": ["stop", "terminate"],
+        "reversible": ["stop"], "by_hand": False, "spot": False,
+        "survives": [
+            {"path": "/root/x", "lives": "nnny"},
+            {"path": "/root/x", "durable": True, "lives": "nnny"},
+            {"path": "/workspace/x", "lives": "ynny"},
+            {"path": "/workspace/x", "durable": True, "lives": "yyyy"},
+            {"path": "/workspaces/x", "durable": True, "lives": "nnny"},
+        ],
+    },
 )  # fmt: skip

@@ -189,7 +189,37 @@ class VastCloud(VastInstances):
         return Told(200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows})
 
 
+def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+    if status == 404:
+        return body.get("error") in {"not_found", "no_such_instance"}
+    return body.get("instances", 0) is None or (body.get("instances") == [] and body.get("total_instances", 1) <= 0)
+
+
 PLATFORM = Platform(
-    "vastai", VastCloud, Vast.api, "H100", r"^PUT /api/v0/asks/", r"^DELETE /api/v0/instances/", "resumed",
-    spot=True, durable="/data/out",
+    name="vastai", account=VastCloud, provider=Vast, taken="resumed", spot=True,
+    creates=r"^PUT /api/v0/asks/",
+    lists=r"^GET /api/v1/instances/$",
+    gets=r"^GET /api/v0/instances/",
+    ends=r"^DELETE /api/v0/instances/",
+    asks_balance=r"^GET /api/v0/users/current",
+    says_nothing=_says_nothing,
+    ident="4200001",
+    spec=("vastai.openapi.yaml", ""),
+    gaps=(
+        "instances.ports: {",  # ports in the same form as in the list, which the clients expect
+        "instances.extra_env",  # pairs, as the vendor's client expects
+        "instances: None is not",  # null for an instance that is gone
+        "/api/v0/gpu_names/unique/: no such route",  # the vendor's client calls it
+    ),
+    durable="/data/out",
+    facts={
+        "rests": ["stop", "terminate"], "bills": ["stop"], "bills_with_durable_storage": ["stop", "terminate"],
+        "reversible": ["stop"], "by_hand": False, "spot": True,
+        "survives": [
+            {"path": "/workspace/x", "lives": "ynyy"},
+            {"path": "/workspace/x", "durable": True, "lives": "ynyy"},
+            {"path": "/data/x", "lives": "nnnn"},
+            {"path": "/data/x", "durable": True, "lives": "yyyy"},
+        ],
+    },
 )  # fmt: skip

@@ -50,11 +50,11 @@ def accounts(
     """Return three accounts with keys; the other platforms have none."""
     made = {}
     for platform in PLATFORMS:
-        monkeypatch.delenv(platform.api.key_variable, raising=False)
+        monkeypatch.delenv(platform.provider.api.key_variable, raising=False)
         if platform.name in ASKED:
             account = made[platform.name] = platform.account(tmp_path / platform.name, clock)
-            monkeypatch.setenv(platform.api.key_variable, KEY)
-            monkeypatch.setenv(platform.api.url_variable, web.add(account))
+            monkeypatch.setenv(platform.provider.api.key_variable, KEY)
+            monkeypatch.setenv(platform.provider.api.url_variable, web.add(account))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     return made
 
