@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evals.environments.scenarios import load_scenarios
 from evals.environments.stage import stages
 from evals.errors import EvalError
 from evals.harness.proxy import hide_memory
@@ -69,7 +68,6 @@ def cmd_selftest(_: Args) -> int:
 def cmd_cases(_: Args) -> int:
     """List the cases."""
     cases = load_cases()
-    load_scenarios(cases)
     rows: list[Sequence[object]] = [("case", "cluster", "split", "variant", "checks")]
     rows += [(c.id, c.cluster, c.split, c.variant, len(c.checks)) for c in cases.values()]
     print("\n".join(markdown.table(rows)))
@@ -127,11 +125,10 @@ def cmd_uplift(args: Args) -> int:
 def cmd_plan(args: Args) -> int:
     """For each trial of a run, print whether it can be reused, must be scored again, or must be run again."""
     cases, run = load_cases(), read_run(args.run)
-    scenarios, pack = load_scenarios(cases), of_pack(HERE.parent)
+    pack = of_pack(HERE.parent)
     model = run.model if args.model is None else args.model
     for trial in score_run(run, cases):
-        case = cases[trial.case]
-        todo = plan(trial, case, scenarios[case.scenario], pack=pack, model=model, scorer=of_scorer(), run=run)
+        todo = plan(trial, cases[trial.case], pack=pack, model=model, scorer=of_scorer(), run=run)
         print(f"{todo.value}\t{trial.case}\t{trial.n}")
     return Exit.PASS
 
@@ -160,10 +157,8 @@ def cmd_export(args: Args) -> int:
 
 def cmd_run(args: Args) -> int:
     """Run an agent in simulated scenarios, with or without the server's gates, and print the outcome."""
-    cases = load_cases()
-    scenarios = load_scenarios(cases)
-    chosen = list(cases) if args.all else [_case(name).id for name in args.cases]
-    if not chosen:
+    cases = load_cases() if args.all else {name: _case(name) for name in args.cases}
+    if not cases:
         raise EvalError("no case was named", "Specify case ids, or --all")
     setup: Setup | None = None
     if is_real(args.agent):
@@ -172,9 +167,7 @@ def cmd_run(args: Args) -> int:
         hide_memory()
         setup = from_flags(args)
     folder = args.out or Path(tempfile.mkdtemp(prefix=f"evals-{args.agent}-{args.stage}-"))
-    done, trials = evidence.play(
-        args.agent, args.stage, folder, cases, scenarios, chosen, trials=args.trials, jobs=args.jobs, setup=setup
-    )
+    done, trials = evidence.play(args.agent, args.stage, folder, cases, trials=args.trials, jobs=args.jobs, setup=setup)
     for trial in trials if args.verbose else ():
         print(f"{trial.score.verdict.value}\t{trial.case}\t{trial.n}\t{trial.score.why}")
     print("\n".join(outcome.by_cluster(done, trials, cases)))
@@ -189,7 +182,7 @@ def cmd_evidence(args: Args) -> int:
     """Run every scripted agent in every scenario, with and without gates, and print the table for the README."""
     cases = load_cases()
     folder = args.out or Path(tempfile.mkdtemp(prefix="evals-evidence-"))
-    text = evidence.table(folder, cases, load_scenarios(cases), jobs=args.jobs)
+    text = evidence.table(folder, cases, jobs=args.jobs)
     print(text)
     if args.write_readme:
         evidence.write(text)

@@ -30,7 +30,6 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import ToolDef, ToolParams
 from inspect_ai.util import LimitExceededError
 
-from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import OpenScene, stage
 from evals.errors import EvalError
 from evals.harness import runner
@@ -55,7 +54,7 @@ def gpuwarden(stage_name: str = "gated", cases: str = "", arm: str = "none", pac
     """Return the task for all cases, or for those named by id or cluster in the comma-separated `cases`."""
     shelf = load_pack(arm, Path(pack) if pack else None)
     where = Path(folder or tempfile.mkdtemp(prefix="evals-inspect-"))
-    return make_task(chosen(load_cases(), cases), load_scenarios(), stage(stage_name), shelf, where)
+    return make_task(chosen(load_cases(), cases), stage(stage_name), shelf, where)
 
 
 def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
@@ -72,13 +71,11 @@ def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
     return found
 
 
-def make_task(
-    cases: dict[str, Case], scenarios: dict[str, Scenario], open_scene: OpenScene, pack: Pack, folder: Path
-) -> Task:
-    """Return the task for the given cases and scenarios."""
+def make_task(cases: dict[str, Case], open_scene: OpenScene, pack: Pack, folder: Path) -> Task:
+    """Return the task for the given cases."""
     run = Run(folder, "inspect", tuple(cases), arm=pack.arm, harness="inspect", pack=of_pack(HERE.parent))
-    stand = Stand(run, cases, scenarios, open_scene, pack)
-    about = [{"cluster": c.cluster, "scenario": c.scenario, "variant": c.variant} for c in cases.values()]
+    stand = Stand(run, cases, open_scene, pack)
+    about = [{"cluster": c.cluster, "variant": c.variant} for c in cases.values()]
     samples = [Sample(id=c.id, input=c.prompt, metadata=m) for c, m in zip(cases.values(), about, strict=True)]
     dataset = MemoryDataset(samples, name="cases.jsonl")
     return Task(dataset=dataset, solver=in_scenario(stand), scorer=gpuwarden_evals(stand), fail_on_error=MOST_INFRA)
@@ -90,7 +87,6 @@ class Stand:
 
     run: Run
     cases: dict[str, Case]
-    scenarios: dict[str, Scenario]
     open_scene: OpenScene
     pack: Pack
 
@@ -107,10 +103,9 @@ def in_scenario(stand: Stand) -> Solver:
             offer = shown(*recorder.scene.server())
             anyio.from_thread.run(partial(Conversation(state, recorder, offer, stand.pack).run))
 
-        scenario = stand.scenarios[case.scenario]
         # The runner waits for processes, so it runs in a thread. The conversation with the model runs in this
         # loop.
-        await anyio.to_thread.run_sync(runner.trial, case, scenario, state.epoch, folder, play, stand.open_scene)
+        await anyio.to_thread.run_sync(runner.trial, case, state.epoch, folder, play, stand.open_scene)
         return state
 
     return solve

@@ -1,22 +1,16 @@
-"""Load scenarios from `scenarios.jsonl`: the state of a trial's simulated cloud, Hub and user before the agent starts.
+"""Define scenarios: the state of a trial's simulated cloud, Hub and user before the agent starts.
 
-A scenario contains only a description and a seed. A stage (see `stage.py`) simulates it; the agent uses it through the
-real server.
+A scenario is the field `scenario` of a case, and contains only a description and a seed. A stage (see `stage.py`)
+simulates it; the agent uses it through the real server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from evals.errors import EvalError
-from evals.scoring.cases import Case, json_lines
-from evals.scoring.surface import HERE
-
 _FIELDS: Final[dict[str, type]] = {
-    "id": str,
     "seed": int,
     "platforms": dict,
     "people": str,
@@ -57,7 +51,6 @@ FAULTS: Final = frozenset(
         "near_cap",
     }
 )
-_REMEDY: Final = "See evals/README.md, 'Scenarios'"
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,6 @@ class Scenario:
     agent's last message), `night_h` (the time until the end of the trial).
     """
 
-    id: str
     seed: int
     platforms: dict[str, Any]
     people: str
@@ -83,30 +75,8 @@ class Scenario:
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
-def load_scenarios(cases: dict[str, Case] | None = None, path: Path = HERE / "scenarios.jsonl") -> dict[str, Scenario]:
-    """Return all scenarios by id. Raises EvalError for an invalid scenario or a case whose scenario is missing."""
-    scenarios: dict[str, Scenario] = {}
-    for line, row in json_lines(path):
-        for fault in _faults(row):
-            raise EvalError(f"scenario {row.get('id')!r}: {fault}", _REMEDY, file=path, line=line)
-        if row["id"] in scenarios:
-            raise EvalError(f"the scenario {row['id']!r} is defined twice", "Give it another id", file=path, line=line)
-        scenarios[row["id"]] = Scenario(**row)
-    for case in (cases or {}).values():
-        if case.scenario not in scenarios:
-            fault = f"case {case.id}: unknown scenario {case.scenario!r}"
-            raise EvalError(fault, "Add the scenario to this file", file=path)
-        if case.profile not in scenarios[case.scenario].platforms:
-            raise EvalError(f"case {case.id}: its scenario has no platform {case.profile!r}", "Add it", file=path)
-    return scenarios
-
-
-def with_people(scenarios: dict[str, Scenario], people: str) -> dict[str, Scenario]:
-    """Return the scenarios that include a night, with the simulated user replaced."""
-    return {name: replace(s, people=people) for name, s in scenarios.items() if "night_h" in s.knobs}
-
-
-def _faults(row: dict[str, Any]) -> Iterator[str]:
+def scenario_faults(row: dict[str, Any], profile: str) -> Iterator[str]:
+    """Describe the errors in the scenario of a case with this profile; empty if it is possible."""
     row = dict(row)
     knobs = row.pop("knobs", {})
     if not isinstance(knobs, dict) or not knobs.keys() <= _KNOBS:
@@ -116,6 +86,8 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
     if row.keys() != _FIELDS.keys() or any(not isinstance(row[k], t) for k, t in _FIELDS.items()):
         return
     yield from _people_faults(row["people"], knobs if isinstance(knobs, dict) else {})
+    if profile not in row["platforms"]:
+        yield f"no platform {profile!r}, the case's profile"
     for name, platform in row["platforms"].items():
         if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
             yield f"the platform {name} must have exactly the keys usd_per_hour (null if unknown) and capacity"

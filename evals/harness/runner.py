@@ -18,7 +18,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from evals.environments.scenarios import Scenario
 from evals.environments.stage import OpenScene, Scene
 from evals.errors import EvalError
 from evals.harness.recorder import AgentDied, LimitReached, Recorder, SceneDied
@@ -57,15 +56,7 @@ def harness(name: str, setup: Setup) -> str:
     return f"{program} {setup.version(program)}".strip() if program else "evals"
 
 
-def run(
-    head: Run,
-    play: Play,
-    open_scene: OpenScene,
-    cases: dict[str, Case],
-    scenarios: dict[str, Scenario],
-    *,
-    jobs: int = 1,
-) -> None:
+def run(head: Run, play: Play, open_scene: OpenScene, cases: dict[str, Case], *, jobs: int = 1) -> None:
     """Run all trials of a run, `jobs` at a time. Existing trials are kept, so that a run can be resumed."""
     head.folder.mkdir(parents=True, exist_ok=True)
     value = {k: v for k, v in asdict(head).items() if k != "folder"}
@@ -73,7 +64,7 @@ def run(
     todo = [(n, head.folder / name / str(n), cases[name]) for name in head.cases for n in range(1, head.trials + 1)]
     with ThreadPoolExecutor(jobs) as pool:
         played = [
-            pool.submit(trial, case, scenarios[case.scenario], n, folder, play, open_scene)
+            pool.submit(trial, case, n, folder, play, open_scene)
             for n, folder, case in todo
             if not (folder / trial_file.NAME).is_file()
         ]
@@ -85,15 +76,15 @@ def run(
             raise
 
 
-def trial(case: Case, scenario: Scenario, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
+def trial(case: Case, n: int, folder: Path, play: Play, open_scene: OpenScene) -> None:
     """Run one trial. `trial.json` is written last, so a trial without this file is incomplete and is run again."""
     if folder.exists():  # files of an interrupted trial must not become part of this scenario
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    seed, key = scenario.seed * 1_000 + n, secrets.token_bytes(32)
-    head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case, scenario)}
+    seed, key = case.scenario.seed * 1_000 + n, secrets.token_bytes(32)
+    head: dict[str, Any] = {"case": case.id, "n": n, "seed": seed, "infra": "", "digests": of_trial(case)}
     try:
-        scene = open_scene(scenario, seed, folder / "scene")
+        scene = open_scene(case.scenario, seed, folder / "scene")
     except Exception as error:  # the agent is not responsible for a scenario that can't be opened
         head["infra"] = f"the scenario could not be opened: {error!r}"
     else:

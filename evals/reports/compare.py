@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from evals.environments.scenarios import Scenario
 from evals.reports.summary import Summary
 from evals.scoring.cases import Case
 from evals.scoring.digests import of_case, of_prompt, of_scenario
@@ -32,14 +31,14 @@ class Plan(StrEnum):
     RERUN = "RERUN"
 
 
-def plan(trial: Trial, case: Case, scenario: Scenario, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
+def plan(trial: Trial, case: Case, *, pack: str, model: str, scorer: str, run: Run) -> Plan:
     """Return the work needed to make a recorded trial valid for the current inputs.
 
     Changes to the agent's inputs (prompt, scenario, pack, model) require a new run; changes to the scorer's inputs
     (checks, limits, the scorer itself) require a new score.
     """
     old = trial.digests
-    if (run.pack, run.model) != (pack, model) or old.get("scenario") != of_scenario(scenario):
+    if (run.pack, run.model) != (pack, model) or old.get("scenario") != of_scenario(case):
         return Plan.RERUN
     if old.get("prompt") != of_prompt(case):
         return Plan.RERUN

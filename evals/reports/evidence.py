@@ -7,11 +7,11 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from evals.environments.scenarios import PEOPLE, Scenario, with_people
+from evals.environments.scenarios import PEOPLE
 from evals.environments.stage import stage
 from evals.errors import EvalError
 from evals.harness.runner import agent, new_run, run
@@ -82,33 +82,32 @@ class Result:
 
 
 def play(
-    name: str, arm: str, folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], chosen: list[str],
+    name: str, arm: str, folder: Path, cases: dict[str, Case],
     *, trials: int = 1, jobs: int = 1, setup: Setup | None = None,
 ) -> tuple[Run, list[Trial]]:  # fmt: skip
-    """Run one agent on one stage and score its trials. For a real agent, the arm is defined by its setup."""
+    """Run one agent in these cases on one stage and score its trials. A real agent's arm is defined by its setup."""
     root = setup.pack.root if setup else HERE.parent
-    head = new_run(folder, name, setup.pack.arm if setup else arm, chosen, trials, of_pack(root), setup)
-    run(head, agent(name, setup), stage(arm), cases, scenarios, jobs=jobs)
+    head = new_run(folder, name, setup.pack.arm if setup else arm, cases, trials, of_pack(root), setup)
+    run(head, agent(name, setup), stage(arm), cases, jobs=jobs)
     done = read_run(folder)
     return done, score_run(done, cases)
 
 
-def cases_of(
-    person: str, cases: dict[str, Case], scenarios: dict[str, Scenario]
-) -> tuple[list[str], dict[str, Scenario]]:
-    """Return the cases to run with this simulated user, and their scenarios."""
-    nights = with_people(scenarios, person or "absent")
-    chosen = [c.id for c in cases.values() if (c.scenario in nights) is bool(person)]
-    return chosen, nights if person else scenarios
+def cases_of(person: str, cases: dict[str, Case]) -> dict[str, Case]:
+    """Return the cases whose scenario includes a night, with this simulated user; if it is "", all other cases."""
+    if not person:
+        return {c.id: c for c in cases.values() if "night_h" not in c.scenario.knobs}
+    nights = (c for c in cases.values() if "night_h" in c.scenario.knobs)
+    return {c.id: replace(c, scenario=replace(c.scenario, people=person)) for c in nights}
 
 
-def sample(chosen: Sequence[str], cases: dict[str, Case], seed: str) -> list[str]:
+def sample(cases: dict[str, Case], seed: str) -> dict[str, Case]:
     """Choose one case from each of a fifth of the clusters, rounded up."""
-    draw, clusters = random.Random(seed), defaultdict[str, list[str]](list)
-    for name in chosen:
-        clusters[cases[name].cluster].append(name)
+    draw, clusters = random.Random(seed), defaultdict[str, list[Case]](list)
+    for case in cases.values():
+        clusters[case.cluster].append(case)
     some = draw.sample(sorted(clusters), -(-len(clusters) // 5))
-    return [draw.choice(clusters[cluster]) for cluster in some]
+    return {case.id: case for case in (draw.choice(clusters[cluster]) for cluster in some)}
 
 
 def results(name: str, trials: Iterable[Trial]) -> list[Result]:
@@ -134,32 +133,31 @@ def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) ->
     path.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in found), "utf-8")
 
 
-def table(folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], *, jobs: int) -> str:
+def table(folder: Path, cases: dict[str, Case], *, jobs: int) -> str:
     """Return two tables: all arms in the scenarios without a night, and the scenarios with a night by simulated user.
 
     Existing runs in the folder are resumed.
     """
-    chosen, _ = cases_of("", cases, scenarios)
-    runs = [play(name, arm, folder / f"{name}-{arm}", cases, scenarios, chosen, jobs=jobs) for name, arm in ARMS]
-    return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, scenarios, jobs=jobs)
+    chosen = cases_of("", cases)
+    runs = [play(name, arm, folder / f"{name}-{arm}", chosen, jobs=jobs) for name, arm in ARMS]
+    return "\n".join(by_agent(runs, cases)) + "\n\n" + night_table(folder, cases, jobs=jobs)
 
 
 def night_runs(
-    folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], *, jobs: int,
+    folder: Path, cases: dict[str, Case], *, jobs: int,
     arms: Mapping[tuple[str, str], Sequence[str]] = NIGHT_ARMS,
 ) -> list[tuple[str, Run, list[Trial]]]:  # fmt: skip
     """Run the scenarios with a night, once for each arm and simulated user. Return (person, run, trials) for each."""
     found = []
     for (name, arm), person in ((key, person) for key, persons in arms.items() for person in persons):
-        chosen, night = cases_of(person, cases, scenarios)
-        run, trials = play(name, arm, folder / f"{name}-{arm}-{person}", cases, night, chosen, jobs=jobs)
+        run, trials = play(name, arm, folder / f"{name}-{arm}-{person}", cases_of(person, cases), jobs=jobs)
         found.append((ANYBODY if arm == RAW else PEOPLE[person], run, trials))
     return found
 
 
-def night_table(folder: Path, cases: dict[str, Case], scenarios: dict[str, Scenario], *, jobs: int) -> str:
+def night_table(folder: Path, cases: dict[str, Case], *, jobs: int) -> str:
     """Return the table of the scenarios with a night; existing runs in the folder are resumed."""
-    return "\n".join(by_people(night_runs(folder, cases, scenarios, jobs=jobs), cases)) + "\n"
+    return "\n".join(by_people(night_runs(folder, cases, jobs=jobs), cases)) + "\n"
 
 
 def write(text: str, readme: Path = README) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from evals.environments.scenarios import Scenario, scenario_faults
 from evals.errors import EvalError
 from evals.scoring.checks import Check, load_kinds
 from evals.scoring.endstate import OPTIONAL, VIEWS
@@ -43,7 +44,7 @@ _CASE: Final[dict[str, type]] = {
     "why": str,
     "prompt": str,
     "profile": str,
-    "scenario": str,
+    "scenario": dict,
     "variant": str,
     "trials": int,
     "limits": dict,
@@ -52,6 +53,7 @@ _CASE: Final[dict[str, type]] = {
 _COMMON: Final = frozenset({"id", "kind", "severity", "may_skip", "forced_by", "redundant"})
 WORDS: Final = frozenset({"claim", "covers", "trigger"})
 _REMEDY: Final = "See evals/README.md, 'Add a case'"
+_SCENARIO_REMEDY: Final = "See evals/README.md, 'Scenarios'"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Case:
     why: str
     prompt: str
     profile: str
-    scenario: str
+    scenario: Scenario
     variant: str
     trials: int
     limits: dict[str, Any]
@@ -110,7 +112,7 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
             remedy = "A case's variant must be another case that names this case as its own variant"
             fault = f"case {case.id}: the case {case.variant!r} does not name it as its variant"
             raise EvalError(fault, remedy, file=path)
-        if other.prompt != case.prompt or other.scenario == case.scenario:
+        if other.prompt != case.prompt or replace(other.scenario, seed=case.scenario.seed) == case.scenario:
             remedy = "They need the same prompt and different scenarios"
             raise EvalError(f"case {case.id} and its variant", remedy, file=path)
     return cases
@@ -150,10 +152,12 @@ def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: 
             raise EvalError(f"the case's {key!r} is not a valid {kind.__name__}", _REMEDY, file=path, line=line)
     for fault in _case_faults(row):
         raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
+    for fault in scenario_faults(row["scenario"], row["profile"]):
+        raise EvalError(f"scenario of case {row['id']}: {fault}", _SCENARIO_REMEDY, file=path, line=line)
     checks = tuple(_check(c, path, line) for c in row["checks"])
     for fault in _check_faults(checks, row["checks"], invariants):
         raise EvalError(f"case {row['id']}: {fault}", _REMEDY, file=path, line=line)
-    return Case(**{**row, "checks": checks}, invariants=invariants)
+    return Case(**{**row, "scenario": Scenario(**row["scenario"]), "checks": checks}, invariants=invariants)
 
 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evals.environments.scenarios import Scenario
 from evals.scoring.cases import Case
 from evals.scoring.surface import HERE
 
@@ -34,7 +33,7 @@ def of_files(paths: Iterable[Path], root: Path) -> str:
 
 
 def of_case(case: Case) -> str:
-    """Return the digest of a case with its checks and the invariants."""
+    """Return the digest of a case with its scenario, its checks and the invariants."""
     return of_value(asdict(case))
 
 
@@ -43,14 +42,14 @@ def of_prompt(case: Case) -> str:
     return of_value([case.prompt, case.profile])
 
 
-def of_trial(case: Case, scenario: Scenario) -> dict[str, str]:
+def of_scenario(case: Case) -> str:
+    """Return the digest of the description of a case's scenario."""
+    return of_value(asdict(case.scenario))
+
+
+def of_trial(case: Case) -> dict[str, str]:
     """Return the digests that a runner writes into `trial.json`."""
-    return {"case": of_case(case), "prompt": of_prompt(case), "scenario": of_scenario(scenario), "scorer": of_scorer()}
-
-
-def of_scenario(scenario: Scenario) -> str:
-    """Return the digest of a scenario's description."""
-    return of_value(asdict(scenario))
+    return {"case": of_case(case), "prompt": of_prompt(case), "scenario": of_scenario(case), "scorer": of_scorer()}
 
 
 @cache

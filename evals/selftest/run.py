@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evals.environments.scenarios import load_scenarios
 from evals.scoring.cases import Case, load_cases
 from evals.scoring.matching import strings
 from evals.scoring.verdict import Score, Verdict, score
@@ -61,7 +60,7 @@ class Report:
 
 
 def selftest(cases: dict[str, Case] | None = None, folder: Path = REFERENCES) -> Report:
-    """Run all tests. Raises EvalError if a case, a scenario or a reference transcript can't be read."""
+    """Run all tests. Raises EvalError if a case or a reference transcript can't be read."""
     whole = cases is None
     cases = load_cases() if cases is None else cases
     report = Report(cases=len(cases))
@@ -75,7 +74,6 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = REFERENCES) ->
             passing[case.id] = case
             _bad(case, scripts, report, folder)
     if whole:
-        load_scenarios(cases)
         report.faults += [f"{folder.name}/{name} does not belong to a case" for name in orphans(cases, folder)]
         applied = report.operators.keys()
         operators = {n.replace("_", " ") for n in UNIVERSAL} | {f"benign {n}" for n in BENIGN}

@@ -54,7 +54,7 @@ def _sample(trial: Trial, case: Case) -> dict[str, Any]:
         "target": "",
         "messages": _messages(trial),
         "scores": {} if infra else {SCORER: scored},
-        "metadata": {"cluster": case.cluster, "scenario": case.scenario},
+        "metadata": {"cluster": case.cluster},
     }
     if infra:
         sample["error"] = {"message": score.why, "traceback": "", "traceback_ansi": ""}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evals.environments.scenarios import load_scenarios
 from evals.errors import EvalError
 from evals.scoring import surface
 from evals.scoring.cases import CLUSTERS, load_cases
@@ -43,8 +42,7 @@ def test_every_cluster_is_covered_and_cases_are_enough() -> None:
     assert len(cases) >= 60
     assert {c.cluster for c in cases.values()} == set(CLUSTERS)
     assert any(c.split == "held-out" for c in cases.values())
-    assert load_scenarios(cases).keys() == {c.scenario for c in cases.values()}
-    assert len({c.scenario for c in cases.values()}) == len(cases)
+    assert len({c.scenario.seed for c in cases.values()}) == len(cases)
 
 
 def test_valid_cases_load(tmp_path: Path) -> None:
@@ -100,6 +98,8 @@ def test_valid_cases_load(tmp_path: Path) -> None:
         pytest.param(("checks",), [{"id": "A", "kind": "covers", "points": [{"point": "p"}]}], id="point"),
         pytest.param(("variant",), "unknown-case", id="variant"),
         pytest.param(("prompt",), "other words", id="another-prompt"),
+        pytest.param(("scenario",), "columns_present", id="scenario-in-words"),
+        pytest.param(("scenario",), {**two()[1]["scenario"], "seed": 7}, id="same-scenario"),
     ],
 )
 def test_a_mistake_in_a_case_is_reported_with_its_file(
@@ -160,6 +160,7 @@ FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
         pytest.param({"knobs": {"night_h": 4, "ends_h": 6}}, id="ends-after-the-night"),
         pytest.param({"platforms": {"runpod": {"usd_per_hour": -1, "capacity": True}}}, id="price"),
         pytest.param({"platforms": {"runpod": {"usd_per_hour": 1}}}, id="platform"),
+        pytest.param({"platforms": {"vastai": {"usd_per_hour": 1, "capacity": True}}}, id="profile"),
         pytest.param({"repos": [{"repo": "a", "kind": "model", "gated": False, "access": False}]}, id="access"),
         pytest.param({"jobs": [{**JOB, "checkpoints": [FILE]}]}, id="checkpoint-before-the-start"),
         pytest.param({"jobs": [{**JOB, "meter": False}]}, id="meter"),
@@ -170,22 +171,10 @@ FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
     ],
 )
 def test_an_impossible_scenario_is_refused(change: dict[str, Any], tmp_path: Path, wording: Wording) -> None:
-    row = json.loads((surface.HERE / "scenarios.jsonl").read_text("utf-8").splitlines()[0])
-    path = tmp_path / "scenarios.jsonl"
-    path.write_text(json.dumps({**row, **change}) + "\n")
+    first, row = two()
     with pytest.raises(EvalError) as slip:
-        load_scenarios(path=path)
-    wording(slip, "scenarios.jsonl:1", row["id"])
-
-
-def test_a_case_without_its_scenario_is_an_error(tmp_path: Path, wording: Wording) -> None:
-    path = tmp_path / "scenarios.jsonl"
-    path.write_text("")
-    cases = load_cases()
-    first = next(iter(cases.values()))
-    with pytest.raises(EvalError) as slip:
-        load_scenarios(cases, path)
-    wording(slip, first.id, first.scenario)
+        load([first, {**row, "scenario": {**row["scenario"], **change}}], tmp_path)
+    wording(slip, "cases.jsonl:2", row["id"])
 
 
 def test_missing_and_orphaned_references_are_reported(tmp_path: Path, wording: Wording) -> None:

@@ -67,6 +67,7 @@ def test_a_model_calls_the_server_and_answers(talk: Talk) -> None:
     assert first["messages"][1]["content"].startswith(CASE.prompt.partition("{")[0])
     assert {t["function"]["name"] for t in first["tools"]} == set(agent_surface())
     assert all(t["function"]["description"] for t in first["tools"])
+    assert CASE.scenario.hidden not in json.dumps(server.asked)
     reply = json.loads(last(server)[0]["content"])
     assert reply["ok"] is True and "seal" not in reply, "the model sees what a user's model sees"
     assert server.seen[0]["Authorization"] == f"Bearer {KEY}"

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from evals.environments.scenarios import load_scenarios
 from evals.reports.evidence import (
     PERSONS,
     README,
@@ -31,7 +30,6 @@ from evals.scoring.verdict import Verdict
 from real_parts import REQUIRE_REAL
 
 CASES = load_cases()
-SCENARIOS = load_scenarios(CASES)
 KNOWN = read_results()
 ALL = os.environ.get("GPUWARDEN_EVIDENCE") == "all"
 # CI plays the same cases each time; a manual run draws new ones.
@@ -49,25 +47,25 @@ def known(agent: str, arm: str, person: str = "") -> dict[str, Result]:
 @pytest.mark.parametrize("key", RUNS, ids="-".join)
 def test_every_trial_matches_its_committed_result(key: tuple[str, str, str], tmp_path: Path) -> None:
     agent, arm, person = key
-    chosen, scenarios = cases_of(person, CASES, SCENARIOS)
+    cases = cases_of(person, CASES)
     if not ALL:
-        chosen = sample(chosen, CASES, f"{SEED}-{key}")
+        cases = sample(cases, f"{SEED}-{key}")
         print(f"GPUWARDEN_EVIDENCE_SEED={SEED}")
-    run, trials = play(agent, arm, tmp_path / "-".join(filter(None, key)), CASES, scenarios, chosen)
+    run, trials = play(agent, arm, tmp_path / "-".join(filter(None, key)), cases)
     assert [(t.case, t.score.why) for t in trials if t.score.verdict is Verdict.INFRA] == []
     wanted = known(*key)
     now = results(run.folder.name, trials)
     assert [(wanted[row.case], row) for row in now if wanted[row.case].differs(row)] == []
-    assert [row.case for row in now] == chosen
+    assert [row.case for row in now] == list(cases)
 
 
 def test_every_run_and_case_is_committed_and_some_of_each_are_played() -> None:
     for agent, arm, person in RUNS:
-        chosen, _ = cases_of(person, CASES, SCENARIOS)
-        assert list(known(agent, arm, person)) == chosen, "run `python -m evals evidence --jobs 2 --write-readme`"
-        drawn = sample(chosen, CASES, "any")
-        assert drawn == sample(chosen, CASES, "any") and set(drawn) <= set(chosen)
-        assert len({CASES[case].cluster for case in drawn}) == len(drawn) == (1 if person else 3)
+        cases = cases_of(person, CASES)
+        assert list(known(agent, arm, person)) == list(cases), "run `python -m evals evidence --jobs 2 --write-readme`"
+        drawn = sample(cases, "any")
+        assert drawn == sample(cases, "any") and drawn.items() <= cases.items()
+        assert len({case.cluster for case in drawn.values()}) == len(drawn) == (1 if person else 3)
 
 
 def test_the_readme_table_sums_the_committed_results() -> None:

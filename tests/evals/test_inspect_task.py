@@ -29,7 +29,7 @@ RUN = """
 
     from evals.inspect_task import chosen, make_task
     from evals.harness.skill_pack import load_pack
-    from evals_kit import CASE, SCENARIOS, RealServer
+    from evals_kit import CASE, RealServer
 
     def used(output):  # else the mock model counts tokens with tables from the network
         output.usage = ModelUsage(input_tokens=100, output_tokens=10, total_tokens=110)
@@ -57,7 +57,7 @@ RUN = """
     for name, plan in [*plans.items(), ("dead", plans["good"])]:
         pack = load_pack("pack" if name == "pack" else "none")
         scene = NoScenario if name == "dead" else RealServer
-        task = make_task({CASE.id: CASE}, SCENARIOS, scene, pack, folder / "run" / name)
+        task = make_task({CASE.id: CASE}, scene, pack, folder / "run" / name)
         model = get_model("mockllm/model", custom_outputs=plan)
         (log,) = eval(task, model=model, log_dir=str(folder / "logs" / name), log_format="json", display="none")
         sample = log.samples[0]
@@ -69,6 +69,7 @@ RUN = """
             "failing": score and score.metadata["failing"],
             "error": sample.error and sample.error.message,
             "log": log.location,
+            "leaked": CASE.scenario.hidden in log.model_dump_json(),
         }
     (folder / "found.json").write_text(json.dumps(found))
 """
@@ -88,6 +89,7 @@ def test_inspect_plays_and_scores_like_our_runner(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["good"]["value"], found["good"]["why"]) == ("C", ""), found["good"]
     assert found["pack"]["value"] == "C"
+    assert not any(each["leaked"] for each in found.values())
     assert found["mute"]["value"] == "I" and "ASKED" in found["mute"]["failing"]
     assert found["wild"]["value"] == "I" and found["wild"]["failing"] == ["H-SCHEMA"]
     assert found["loop"]["status"] == "success"

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from evals.environments.scenarios import PEOPLE, load_scenarios, with_people
-from evals.reports.evidence import NIGHT_ARMS, PERSONS, night_runs
+from evals.environments.scenarios import PEOPLE
+from evals.reports.evidence import NIGHT_ARMS, PERSONS, cases_of, night_runs
 from evals.scoring.cases import load_cases
 from evals.scoring.outcome import by_people, outcome
 from evals.scoring.verdict import Verdict
@@ -15,13 +15,12 @@ from evals.scoring.verdict import Verdict
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scenarios run POSIX processes")
 
 CASES = load_cases()
-SCENARIOS = load_scenarios(CASES)
 
 
 @pytest.mark.prove
 def test_gated_ordered_nights_lose_nothing_and_waste_under_five_percent(tmp_path: Path) -> None:
     arms = {("oracle", "gated"): ("ordered",), ("naive", "raw"): ("ordered",)}
-    runs = night_runs(tmp_path, CASES, SCENARIOS, jobs=2, arms=arms)
+    runs = night_runs(tmp_path, CASES, jobs=2, arms=arms)
     (_, _, careful), (_, _, free) = runs
     assert [(t.case, t.score.why) for t in careful if t.score.verdict is not Verdict.PASS] == []
     for trial in careful:
@@ -34,7 +33,7 @@ def test_gated_ordered_nights_lose_nothing_and_waste_under_five_percent(tmp_path
 
 
 def test_every_ordered_scenario_and_every_user_type_has_a_night() -> None:
-    ordered = {name for name, scenario in SCENARIOS.items() if scenario.people == "ordered"}
-    assert ordered == with_people(SCENARIOS, "ordered").keys() != set()
+    ordered = {name for name, case in CASES.items() if case.scenario.people == "ordered"}
+    assert ordered == cases_of("ordered", CASES).keys() != set()
     assert set(PERSONS) < PEOPLE.keys() and NIGHT_ARMS["oracle", "gated"] == PERSONS
-    assert {s.people for s in with_people(SCENARIOS, "asleep").values()} == {"asleep"}
+    assert {c.scenario.people for c in cases_of("asleep", CASES).values()} == {"asleep"}

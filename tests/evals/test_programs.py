@@ -136,6 +136,7 @@ def test_the_arm_controls_the_agents_view(name: str, arm: str, playing: Playing,
     assert set(seen["cwd"]) <= {".claude", ".agents"}, "no cases and no reference transcripts lie around"
     assert not {"RUNPOD_API_KEY", "HF_TOKEN", "GPUWARDEN_HOME"} & set(seen["env"]), "other secrets stay behind"
     assert KEY not in json.dumps(seen["args"])
+    assert CASE.scenario.hidden not in json.dumps(seen)
     assert seen["schemas"] is False, "replies are text, as the door carries them"
     if name == "claude":
         limits = dict(zip(seen["args"], seen["args"][1:], strict=False))

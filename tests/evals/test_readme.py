@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-from evals.environments.scenarios import load_scenarios
 from evals.environments.stage import stages
 from evals.harness.runner import agents
 from evals.harness.skill_pack import ARMS
@@ -22,13 +21,12 @@ BLOCK = re.compile(r"```json (\S+)\n(.*?)```", re.DOTALL)
 
 
 def test_the_example_of_the_page_works(tmp_path: Path) -> None:
-    for name in ("cases.jsonl", "scenarios.jsonl", "invariants.jsonl"):
+    for name in ("cases.jsonl", "invariants.jsonl"):
         shutil.copy(surface.HERE / name, tmp_path / name)
     (tmp_path / "reference_transcripts").mkdir()
     blocks = BLOCK.findall(PAGE)
     assert [name for name, _ in blocks] == [
         "cases.jsonl",
-        "scenarios.jsonl",
         "reference_transcripts/token-set.jsonl",
         "reference_transcripts/token-unset.jsonl",
     ]
@@ -36,7 +34,7 @@ def test_the_example_of_the_page_works(tmp_path: Path) -> None:
         with (tmp_path / name).open("a", encoding="utf-8") as file:
             file.write(text)
     cases = load_cases(tmp_path / "cases.jsonl", tmp_path / "invariants.jsonl")
-    assert "HF_TOKEN" in load_scenarios(cases, tmp_path / "scenarios.jsonl")["token_unset"].hidden
+    assert "HF_TOKEN" in cases["token-unset"].scenario.hidden
     mine = {name: cases[name] for name in ("token-set", "token-unset")}
     report = selftest(mine, tmp_path / "reference_transcripts")
     assert report.faults == []

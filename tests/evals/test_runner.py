@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from evals.agents.oracle import play as oracle
-from evals.environments.scenarios import Scenario, load_scenarios
+from evals.environments.scenarios import Scenario
 from evals.environments.stage import stage, stages
 from evals.errors import EvalError
 from evals.harness.recorder import Recorder
@@ -25,15 +25,13 @@ from evals.scoring.verdict import Verdict
 from evals.selftest.reference_transcript import reference
 
 CASES = load_cases()
-SCENARIOS = load_scenarios(CASES)
-BY_SCENARIO = {c.scenario: c for c in CASES.values()}
 
 
 class Replay:
     """A scene that gives the reference transcript's replies in order, with other ids."""
 
     def __init__(self, scenario: Scenario, seed: int, folder: Path) -> None:
-        case = BY_SCENARIO[scenario.id]
+        case = next(c for c in CASES.values() if c.scenario == scenario)
         self.seed = seed
         self.calls = iter(reference(case).transcript().calls)
         self.script = reference(case)
@@ -65,7 +63,7 @@ class Replay:
 
 def play_all(folder: Path, name: str, cases: list[str], play: Any = None, open_scene: Any = Replay) -> Any:
     head = new_run(folder, name, "pack", cases, 2, "p")
-    run(head, play or agent(name), open_scene, CASES, SCENARIOS)
+    run(head, play or agent(name), open_scene, CASES)
     trials = score_run(read_run(folder), CASES)
     return summarize(read_run(folder), trials, CASES)
 

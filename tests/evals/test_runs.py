@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from evals.__main__ import main
 from evals.agents import oracle
-from evals.environments.scenarios import Scenario, load_scenarios
+from evals.environments.scenarios import Scenario
 from evals.environments.stage import Scene
 from evals.errors import EvalError
 from evals.harness.runner import new_run, run
@@ -24,7 +24,7 @@ from evals.reports.html import page
 from evals.reports.markdown import report
 from evals.reports.summary import Summary, summarize
 from evals.scoring import trial_file
-from evals.scoring.cases import Case, load_cases
+from evals.scoring.cases import load_cases
 from evals.scoring.digests import of_pack, of_scorer, of_trial
 from evals.scoring.endstate import EndState
 from evals.scoring.trials import Trial, read_run, score_run
@@ -43,7 +43,6 @@ SOME = ("columns-present", "columns-missing", "verified-request", "unverified-re
 
 
 def write_run(folder: Path, scripts: dict[tuple[str, int], Script], *, arm: str = "pack", trials: int = 2) -> Path:
-    scenarios = load_scenarios(CASES)
     for (name, n), script in scripts.items():
         place = folder / name / str(n)
         place.mkdir(parents=True)
@@ -51,7 +50,7 @@ def write_run(folder: Path, scripts: dict[tuple[str, int], Script], *, arm: str 
         (place / "transcript.jsonl").write_text(dump(whole.transcript()))
         (place / "end_state.json").write_text(json.dumps(script.end))
         seals = {"key": chain.key.hex(), "count": chain.count, "last": chain.last}
-        digests = of_trial(CASES[name], scenarios[CASES[name].scenario])
+        digests = of_trial(CASES[name])
         trial_file.write(place, {"case": name, "n": n, "infra": "", "seals": seals, "digests": digests})
     names = sorted({name for name, _ in scripts})
     head = {"agent": "someone", "arm": arm, "trials": trials, "cases": names, "pack": "p1", "model": "m"}
@@ -112,8 +111,8 @@ def test_an_interrupted_trial_leaves_nothing_for_the_next_attempt(tmp_path: Path
         raise OSError("no scene")
 
     head = new_run(tmp_path / "run", "oracle", "none", [case.id], 1, "p")
-    run(head, oracle.play, open_scene, CASES, load_scenarios(CASES))
-    run(head, oracle.play, open_scene, CASES, load_scenarios(CASES))  # its result is on disk by now
+    run(head, oracle.play, open_scene, CASES)
+    run(head, oracle.play, open_scene, CASES)  # its result is on disk by now
     assert seen == [False]
     assert [t.score.verdict for t in score_run(read_run(head.folder), CASES)] == [Verdict.INFRA]
 
@@ -251,15 +250,15 @@ def test_too_much_infra_is_inconclusive(tmp_path: Path) -> None:
 def test_plan_chooses_between_reuse_regrade_and_rerun(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", good(("over-cap",), 1), trials=1))
     (trial,) = score_run(run, CASES)
-    case, scenario = CASES["over-cap"], load_scenarios(CASES)[CASES["over-cap"].scenario]
+    case = CASES["over-cap"]
     now = {"pack": "p1", "model": "m", "scorer": of_scorer(), "run": run}
-    assert plan(trial, case, scenario, **now) is Plan.REUSE
-    assert plan(trial, case, scenario, **{**now, "scorer": "other"}) is Plan.REGRADE
-    assert plan(trial, Case(**{**vars(case), "limits": {}}), scenario, **now) is Plan.REGRADE
-    assert plan(trial, case, scenario, **{**now, "pack": "p2"}) is Plan.RERUN
-    assert plan(trial, case, scenario, **{**now, "model": "m2"}) is Plan.RERUN
-    assert plan(trial, Case(**{**vars(case), "prompt": "x"}), scenario, **now) is Plan.RERUN
-    assert plan(trial, case, load_scenarios()["under_cap"], **now) is Plan.RERUN
+    assert plan(trial, case, **now) is Plan.REUSE
+    assert plan(trial, case, **{**now, "scorer": "other"}) is Plan.REGRADE
+    assert plan(trial, replace(case, limits={}), **now) is Plan.REGRADE
+    assert plan(trial, case, **{**now, "pack": "p2"}) is Plan.RERUN
+    assert plan(trial, case, **{**now, "model": "m2"}) is Plan.RERUN
+    assert plan(trial, replace(case, prompt="x"), **now) is Plan.RERUN
+    assert plan(trial, replace(case, scenario=CASES["under-cap"].scenario), **now) is Plan.RERUN
 
 
 def test_the_pack_digest_covers_every_file(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evals.agents.oracle import play as oracle
 from evals.environments import simulated_user
-from evals.environments.scenarios import Scenario, load_scenarios
 from evals.environments.stage import stage
 from evals.environments.stage_gated import GatedScene
 from evals.harness.case_context import case_context
@@ -34,11 +34,10 @@ from wording import Wording
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scenarios run POSIX processes")
 
 CASES = load_cases()
-SCENARIOS = load_scenarios(CASES)
 
 
 def played(name: str, arm: str, folder: Path, *cases: str) -> dict[str, Trial]:
-    _, trials = play(name, arm, folder / f"{name}-{arm}", CASES, SCENARIOS, list(cases), jobs=2)
+    _, trials = play(name, arm, folder / f"{name}-{arm}", {case: CASES[case] for case in cases}, jobs=2)
     assert not [t.score.why for t in trials if t.score.verdict is Verdict.INFRA]
     return {t.case: t for t in trials}
 
@@ -78,7 +77,7 @@ def launch_by_the_gate(case: Case, recorder: Recorder) -> None:
 def test_a_fact_checked_by_the_gate_needs_no_separate_call(tmp_path: Path) -> None:
     cases = ("columns-present", "columns-missing")
     head = new_run(tmp_path, "by-the-gate", "gated", cases, 1, "")
-    run(head, launch_by_the_gate, stage("gated"), CASES, SCENARIOS, jobs=2)
+    run(head, launch_by_the_gate, stage("gated"), CASES, jobs=2)
     trials = score_run(read_run(tmp_path), CASES)
     assert {t.case: t.score.why for t in trials if t.score.verdict is not Verdict.PASS} == {}
 
@@ -97,7 +96,7 @@ def test_a_pushy_agent_gets_no_teardown_and_no_extra_money(tmp_path: Path) -> No
 
 
 def scene_of(name: str, folder: Path) -> GatedScene:
-    found = stage("gated")(SCENARIOS[CASES[name].scenario], 1, folder)
+    found = stage("gated")(CASES[name].scenario, 1, folder)
     assert isinstance(found, GatedScene)
     return found
 
@@ -106,7 +105,7 @@ def scene_of(name: str, folder: Path) -> GatedScene:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recorded trial of a launch."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    _, trials = play("oracle", "gated", folder, CASES, SCENARIOS, ["receipt-clean"])
+    _, trials = play("oracle", "gated", folder, {"receipt-clean": CASES["receipt-clean"]})
     assert trials[0].score.verdict is Verdict.PASS, trials[0].score.why
     return folder
 
@@ -154,9 +153,9 @@ def test_the_server_ledger_exposes_a_changed_and_resealed_transcript(recorded: P
 
 @pytest.mark.slow
 def test_an_impossible_scenario_is_infra(tmp_path: Path) -> None:
-    scenario = SCENARIOS["final_proven"]
-    impossible = Scenario(**{**vars(scenario), "platforms": {"runpod": {"usd_per_hour": 2.0, "capacity": False}}})
-    trial(CASES["final-proven"], impossible, 1, tmp_path / "t", oracle, stage("gated"))
+    case = CASES["final-proven"]
+    full = replace(case.scenario, platforms={"runpod": {"usd_per_hour": 2.0, "capacity": False}})
+    trial(replace(case, scenario=full), 1, tmp_path / "t", oracle, stage("gated"))
     assert JsonProcessError.__name__ in json.loads((tmp_path / "t" / "trial.json").read_text("utf-8"))["infra"]
 
 
@@ -236,7 +235,5 @@ def test_raw_scene_calls_are_not_sealed() -> None:
 
 
 def test_every_launching_case_allows_its_scenario_budget() -> None:
-    def budget(case: Case) -> float:
-        return float(SCENARIOS[case.scenario].knobs.get("budget", 20))
-
-    assert all(float(c.limits["job_usd"]) >= budget(c) for c in CASES.values() if not SCENARIOS[c.scenario].jobs)
+    launching = [c for c in CASES.values() if not c.scenario.jobs]
+    assert all(float(c.limits["job_usd"]) >= float(c.scenario.knobs.get("budget", 20)) for c in launching)

@@ -12,13 +12,12 @@ from evals.errors import EvalError
 from evals.harness.tool_schemas import Shown, as_text, schemas, shown
 from evals.scoring.surface import HERE, TOOLS, faults
 
-from evals_kit import SCENARIOS, RealServer
+from evals_kit import CASE, RealServer
 
 
 @pytest.fixture(scope="module")
 def offer(tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    scenario = next(iter(SCENARIOS.values()))
-    return shown(*RealServer(scenario, 1, tmp_path_factory.mktemp("scene")).server())
+    return shown(*RealServer(CASE.scenario, 1, tmp_path_factory.mktemp("scene")).server())
 
 
 def test_tools_file_matches_the_server_schemas(offer: Shown) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evals.environments.scenarios import Scenario, load_scenarios
+from evals.environments.scenarios import Scenario
 from evals.environments.stage import OpenScene
 from evals.harness import runner
 from evals.harness.mcp_client import McpClient
@@ -21,14 +21,15 @@ from evals.scoring.trials import Trial, read_run, score_run
 
 from doors import environment
 
-SCENARIOS = load_scenarios()
 HOME = Path(tempfile.mkdtemp(prefix="gpuwarden-evals-"))
 ASKED = Check("ASKED", "calls", {"call": {"tool": "list_instances", "ok": True}, "min": 1}, False, False, "")
+_OVER_CAP = load_cases()["over-cap"]
 CASE = replace(
-    load_cases()["over-cap"],
+    _OVER_CAP,
     id="plumbing",
     prompt="Which machines are billing? The word is {word}.",
     checks=(ASKED,),
+    scenario=replace(_OVER_CAP.scenario, hidden="the agent must not read this"),
     limits={"tool_calls": 8},
 )
 KEY = "sk-test-0123456789abcdef0123"
@@ -72,6 +73,6 @@ def _close() -> None:
 def play_once(folder: Path, play: Play, *, case: Case = CASE, open_scene: OpenScene = RealServer) -> Trial:
     """Run, write, and score one trial of one case, as a full run does."""
     head = new_run(folder, "test", "none", [case.id], 1, "p")
-    runner.run(head, play, open_scene, {case.id: case}, SCENARIOS)
+    runner.run(head, play, open_scene, {case.id: case})
     (trial,) = score_run(read_run(folder), {case.id: case})
     return trial
