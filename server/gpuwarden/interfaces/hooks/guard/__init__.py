@@ -12,7 +12,10 @@ and takes only 0.1 s.
     reach       match a path against protected paths: globs, braces, unknown parts
     writes      the files that a program writes, and their content
     drafts      the files that the call has written so far, and whether it may write them
-    judge       check each program that a command runs, also through wrappers, shells, SSH and other languages
+    state       variables, functions, aliases and the working directory, as commands change them
+    nested      the commands that a program runs: after a wrapper, on another machine, or from its arguments
+    texts       check the text that programs run: shells, other languages, options and variables
+    judge       check each command in a text, and each command that it runs
     programs    requests and code that tear down a machine or delete protected files
     desired     arguments that stop or delete a resource by setting its state, as in a patch or an Ansible module
     files       commands that remove or change gpuwarden's state and policy

@@ -11,7 +11,7 @@ from typing import Any
 from gpuwarden.interfaces.hooks.guard.edits import edited, patched
 from gpuwarden.interfaces.hooks.guard.files import Files
 from gpuwarden.interfaces.hooks.guard.judge import Judge
-from gpuwarden.interfaces.hooks.guard.limits import Budget, TooMuch
+from gpuwarden.interfaces.hooks.guard.limits import TooMuch
 from gpuwarden.interfaces.hooks.guard.patterns import Patterns
 from gpuwarden.interfaces.hooks.guard.servers import other_server
 
@@ -21,8 +21,8 @@ class Rules:
     """Protected paths, and the patterns to search for.
 
     `home` and the live run folders `runs` are protected against removal, `files` against any change. `settings`
-    contains the clients' files that install this guard; only the guard's entry in them is protected. For `typing`, see
-    `Judge.typing`.
+    contains the clients' files that install this guard; only the guard's entry in them is protected. `typing`: the
+    client can type into a running program without calling a hook first.
     """
 
     home: str = ""
@@ -39,9 +39,8 @@ class Rules:
         values = {"HOME": user, "PWD": cwd, "TMPDIR": "/tmp"}  # noqa: S108 - the shell's default value
         values |= {"XDG_CONFIG_HOME": f"{user}/.config", "XDG_DATA_HOME": f"{user}/.local/share"}
         values |= {"GPUWARDEN_HOME": self.home} if self.home else {}
-        budget = Budget()
-        files = Files(self.home, self.files, self.runs, self.settings, cwd, user, budget)
-        return Judge(self.patterns, files, self.typing, values, budget)
+        files = Files(self.home, self.files, self.runs, self.settings, cwd, user)
+        return Judge(self.patterns, files, values, typing=self.typing)
 
 
 class Question(str):

@@ -9,6 +9,7 @@ from itertools import count, pairwise, takewhile
 from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.programs import HTTP
+from gpuwarden.interfaces.hooks.guard.settings import SENTENCES
 from gpuwarden.interfaces.hooks.guard.wrappers import (
     CODE,
     DOERS,
@@ -24,16 +25,14 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
 MESSAGES: Final = frozenset({"bd", "glab", "gt", "hg", "jira", "jj", "linear", "llm", "logger", "mail", "notify-send",
                              "ntfy", "say", "svn", "terminal-notifier", "wall"})  # fmt: skip
 """Programs whose arguments are often sentences."""
-PASSIVE: Final = MESSAGES | {
-    ":", "[", "[[", "ack", "ag", "aider", "alias", "apropos", "awk", "basename", "bat", "cat", "cd", "chmod",
-    "chown", "claude", "cmp", "code", "comm", "cp", "cursor", "cursor-agent", "cut", "declare", "df",
-    "diff", "dirname", "dpkg", "du", "echo", "egrep", "export", "false", "fd", "fdfind", "fgrep", "file", "find",
-    "gawk", "gemini", "gh", "git", "grep", "hash", "head", "help", "hyperfine", "info", "journalctl", "jq", "kill",
-    "killall", "less", "let", "ln", "local", "ls", "man", "mawk", "mkdir", "more", "mv", "open", "opencode",
-    "pgrep", "pkill", "printf", "ps", "pushd", "read", "readlink", "readonly", "realpath", "rg", "rm", "rmdir",
-    "rsync", "scp", "sed", "set", "shellcheck", "sort", "stat", "tail", "tar", "tee", "test", "tldr", "touch",
-    "trap", "tree", "true", "type", "typeset", "ugrep", "uniq", "unset", "wc", "whatis", "whereis", "which",
-    "xdg-open", "yq", "zcat", "zgrep", "zip",
+PASSIVE: Final = MESSAGES | SENTENCES | {
+    ":", "[[", "ack", "aider", "alias", "apropos", "basename", "bat", "cd", "chmod", "chown", "claude", "cmp", "code",
+    "comm", "cp", "cursor", "cursor-agent", "cut", "declare", "df", "diff", "dirname", "dpkg", "du", "export",
+    "false", "fd", "fdfind", "file", "find", "gawk", "gemini", "hash", "help", "hyperfine", "info", "journalctl",
+    "kill", "killall", "less", "let", "ln", "local", "ls", "man", "mawk", "mkdir", "more", "mv", "open", "opencode",
+    "pgrep", "pkill", "ps", "pushd", "read", "readlink", "readonly", "realpath", "rm", "rmdir", "rsync", "scp", "set",
+    "shellcheck", "sort", "stat", "tar", "tee", "tldr", "touch", "trap", "tree", "true", "type", "typeset", "uniq",
+    "unset", "wc", "whatis", "whereis", "which", "xdg-open", "yq", "zcat", "zgrep", "zip",
 }  # fmt: skip
 """Programs that run none of their arguments, apart from those that `run_by_options` yields."""
 _CHECKED: Final = SHELLS | TEXT_RUNNERS | RUNNERS | FLEETS | DOERS | LATER | WINDOWS | HTTP | {
