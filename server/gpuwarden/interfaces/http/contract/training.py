@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.http.access import Protected, principal_of
+from gpuwarden.interfaces.http.bodies import json_object
 from gpuwarden.interfaces.http.contract.reporting import Reporters
 from gpuwarden.interfaces.http.pages.looks import Looks
 from gpuwarden.interfaces.http.pages.rendering import clean
@@ -42,12 +42,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
         The body contains the arguments of submit_job except the platform, which is in the path.
         """
-        try:
-            given = json.loads(await request.body())
-        except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
-            raise BadRequest("the body is not a JSON object")
+        given = await json_object(request)
         receipt, dry_run = given.pop("receipt", None), given.pop("dry_run", False)
         if not isinstance(dry_run, bool) or not isinstance(receipt, str | None):
             raise BadRequest("dry_run is not a boolean, or receipt is not a string")

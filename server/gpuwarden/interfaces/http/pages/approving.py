@@ -7,7 +7,6 @@ were shown; each challenge can be used only once.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -31,6 +30,7 @@ from gpuwarden.interfaces.cli.drawing import local
 from gpuwarden.interfaces.cli.page_code import takes_codes
 from gpuwarden.interfaces.cli.wording import command, in_commands
 from gpuwarden.interfaces.http.access import Protected, principal_of
+from gpuwarden.interfaces.http.bodies import json_object
 from gpuwarden.interfaces.http.pages.reading import headed
 from gpuwarden.interfaces.http.pages.rendering import View, clean, page, shown, step_rows
 from gpuwarden.interfaces.http.pages.webauthn_checks import (
@@ -78,13 +78,7 @@ async def _body(request: Request) -> dict[str, Any]:
     """Return the JSON object in a request. A form on another page can't send the required content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise BadRequest("the content type is not application/json")
-    try:
-        found = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise BadRequest("the body is not a JSON object")
-    return found
+    return await json_object(request)
 
 
 class ApprovalPages:
