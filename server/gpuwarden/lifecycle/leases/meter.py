@@ -87,12 +87,13 @@ def _record_alive(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
     elif lease.state is Lease.STOPPED and not _being_ended(ctx, lease, instance):
         why = "the provider reports the instance as running after it was confirmed stopped or gone"
         ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
-    elif before is None or before.state is not instance.state or instance.place not in (None, before.place):
-        ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))  # a restart may change its port
-    else:  # record a cost only if it changes enough; every process shows the recorded cost
-        price, cost = instance.price_usd_per_hour, lease.cost_by(ctx.clock.now()) or 0.0
-        changed = price is not None and price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
-        if changed or (instance.cost_usd or 0.0) > cost * (1 + PRICE_CHANGE) + CENT:
+    else:
+        # A restart may change the port. Every process shows the recorded cost, so all but small changes are recorded.
+        moved = before is None or before.state is not instance.state or instance.place not in (None, before.place)
+        price, expected = instance.price_usd_per_hour or 0.0, lease.cost_by(ctx.clock.now()) or 0.0
+        repriced = price > 0 and abs(price - (lease.price or 0.0)) > PRICE_CHANGE * price
+        dearer = (instance.cost_usd or 0.0) > expected * (1 + PRICE_CHANGE) + CENT
+        if moved or repriced or dearer:
             ctx.ledger.add(lease.subject, LeaseObserved(instance=instance))
 
 

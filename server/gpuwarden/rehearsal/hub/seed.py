@@ -117,12 +117,14 @@ def furnish(store: HubStore, repos: list[dict[str, Any]], token: str) -> None:
     store.add_user(token, USER, orgs=sorted(orgs))
     for row in repos:
         if row["kind"] == "dataset":
-            rows: list[dict[str, Any]] = [{c: f"{c} {n}" for c in row["columns"]} for n in range(100)]
-            for cells in rows:
+            lines = []
+            for n in range(100):
+                cells: dict[str, Any] = {column: f"{column} {n}" for column in row["columns"]}
                 if text := cells.get("messages"):
-                    cells["messages"] = [{"role": name, "content": text} for name in ("user", "assistant")]
-            lines = "\n".join(map(json.dumps, rows))
-            store.put("dataset", row["repo"], {"README.md": row.get("readme", ""), "data/train.jsonl": lines})
+                    cells["messages"] = [{"role": role, "content": text} for role in ("user", "assistant")]
+                lines.append(json.dumps(cells))
+            files = {"README.md": row.get("readme", ""), "data/train.jsonl": "\n".join(lines)}
+            store.put("dataset", row["repo"], files)
         else:
             _model(store, row["repo"], 1_235_814_400, "LlamaForCausalLM", chat=False, likes=1)
         repo = store.get(row["kind"], row["repo"])
