@@ -304,6 +304,9 @@ set -- /etc/gw/policy.toml; trap -- 'shift' EXIT; rm $1
 echo 'V=vastai;W=destroy' > /tmp/e; printf '#!/bin/bash\n$V $W instance 1\n' > x.sh; BASH_ENV=/tmp/e ./x.sh
 echo 'V=vastai;W=destroy' > /tmp/e; BASH_ENV=/tmp/e script -c '$V $W instance 1'
 echo 'cd /etc/gw' > /tmp/e; env BASH_ENV=/tmp/e find . -exec bash -c 'cp p policy.toml' \;
+echo 'cd /data' > /tmp/e; trap 'BASH_ENV=/tmp/e bash -c ls' EXIT; BASH_ENV=/tmp/e bash -c 'rm -rf gw'
+echo 'cd /data' > /tmp/e; git -c core.pager='BASH_ENV=/tmp/e sh -c ls' log; BASH_ENV=/tmp/e bash -c 'rm -rf gw'
+echo 'cd /etc/gw' > /tmp/e; PAGER='BASH_ENV=/tmp/e bash -c ls' man x; BASH_ENV=/tmp/e bash -c 'cp /tmp/p policy.toml'
 cp p 1; python -m json.tool --sort-keys 1 /etc/gw/policy.toml
 sed 's/a/b/;s/c/sky down x/ge' x
 printf -v c 'vastai destroy instance %s' 1; $c

@@ -71,10 +71,10 @@ class ShellState:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Undo the changes by text that another process runs."""
-        self.files.budget.spend(len(self.values) // 8)
-        values, aliases, folder = dict(self.values), dict(self.aliases), self.files.cwd
+        """Undo the changes by text that another process runs, and forget which commands were checked in it."""
+        self.files.budget.spend((len(self.values) + len(self._checked)) // 8)
+        values, aliases, folder, checked = dict(self.values), dict(self.aliases), self.files.cwd, set(self._checked)
         yield
         self.values.clear()
         self.values.update(values)
-        self.aliases, self.files.cwd = aliases, folder
+        self.aliases, self.files.cwd, self._checked = aliases, folder, checked
