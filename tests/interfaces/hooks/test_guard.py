@@ -270,6 +270,10 @@ echo x | sed 's/x/vastai destroy instance 1/e'
 sed $'p\ne vastai destroy instance 1' x
 tar -I'vastai destroy instance 1' -cf x y
 tar cf /dev/null x --checkpoint=1 --checkpoint-action=exec='rm -rf /data/gw'
+pip config --editor 'vastai destroy instance 1' edit
+python3 -m pip config --editor='rm -rf /data/gw' edit
+mail --exec='!vastai destroy instance 1'
+mail -E 'shell rm -rf /data/gw'
 rsync -e '/usr/local/bin/vastai destroy instance 1' x:x .
 nix-develop --run $'set -e\nvastai destroy instance 1'
 concurrently 'for i in 1; do vastai destroy instance $i; done'
@@ -330,6 +334,8 @@ STOPPED += [
 
 PASSED = r"""
 export EDITOR='cd sub && vim'; git commit
+pip config --editor vim edit
+mail -s '!vastai destroy instance 1 is not needed' me < report.txt
 export PAGER='cd sub; less'; git log
 GIT_SSH_COMMAND='cd keys && ssh -i k' git pull
 PS4='$(cd sub; pwd)' bash -x run.sh

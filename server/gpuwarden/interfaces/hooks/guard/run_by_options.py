@@ -54,6 +54,8 @@ _OPTIONS: Final = {
         ("fd fdfind rg", r"--pre=(.+)"),
         ("ag", r"--pager=(.+)"),
         ("zip", r"-TT=(.+)"),
+        ("pip pip3", r"--editor=(.+)"),
+        ("mail mailx", r"(?:-[EX]|--exec)=(?:!|sh(?:ell)?\s)\s*(.+)"),
     )
     for name in names.split()
 }  # fmt: skip
