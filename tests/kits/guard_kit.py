@@ -57,7 +57,7 @@ def rules(**more: Any) -> Rules:
 
 def spellings(name: str) -> list[str]:
     rows = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
-    rows += [row for platform in platforms() for row in getattr(platform, name, ())]
+    rows += [row for p in platforms() for row in {"hasty": p.hasty, "innocent": p.innocent}.get(name, ())]
     return [row.replace("␤", "\n") for row in rows if row.strip()]
 
 
