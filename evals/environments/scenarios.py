@@ -34,6 +34,8 @@ _AT_NIGHT: Final = frozenset({"ordered", "answers", "asleep"})
 _REPO: Final = frozenset({"repo", "kind", "columns", "writable", "gated", "access", "readme"})
 _JOB: Final = frozenset({"name", "state", "fault", "meter", "log", "checkpoints"})
 _CHECKPOINT: Final = frozenset({"path", "state", "where", "needed"})
+_WRITTEN: Final = frozenset({"whole", "truncated", "bad_optimizer", "needs_code"})
+_PLACES: Final = frozenset({"machine", "volume", "pulled"})
 _STATES: Final = frozenset({"queued", "running", "succeeded", "failed", "canceled", "preempted"})
 FAULTS: Final = frozenset(
     {
@@ -115,13 +117,17 @@ def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
         yield f"people {people} has an effect only at night, so the knob night_h is required"
 
 
+def _unknown_values(owner: str, row: dict[str, Any], **known: frozenset[str]) -> Iterator[str]:
+    for key, values in known.items():
+        if row[key] not in values:
+            yield f"{owner} has the unknown {key} {row[key]!r}; there are {', '.join(sorted(values))}"
+
+
 def _job_faults(job: Any) -> Iterator[str]:
     if not isinstance(job, dict) or job.keys() != _JOB:
         yield f"a job must have exactly the keys {', '.join(sorted(_JOB))}"
         return
-    for key, known in (("state", _STATES), ("fault", FAULTS)):
-        if job[key] not in known:
-            yield f"the job {job['name']} has the unknown {key} {job[key]!r}; there are {', '.join(sorted(known))}"
+    yield from _unknown_values(f"the job {job['name']}", job, state=_STATES, fault=FAULTS)
     if job["state"] in ("queued", "running") and job["meter"] is not True:
         yield f"the job {job['name']} is {job['state']}, so it is billed and its meter must be true"
     if job["state"] == "succeeded" and job["fault"] not in ("none", "preempt", "loss_spike"):
@@ -129,7 +135,11 @@ def _job_faults(job: Any) -> Iterator[str]:
     for checkpoint in job["checkpoints"]:
         if not isinstance(checkpoint, dict) or checkpoint.keys() != _CHECKPOINT:
             yield f"a checkpoint must have exactly the keys {', '.join(sorted(_CHECKPOINT))}"
-        elif checkpoint["where"] == "machine" and job["meter"] is not True:
+            return
+        yield from _unknown_values(checkpoint["path"], checkpoint, state=_WRITTEN, where=_PLACES)
+        if checkpoint["where"] == "machine" and job["meter"] is not True:
             yield f"{checkpoint['path']} is on a machine that is no longer billed, so the file would be gone"
         elif job["state"] == "queued":
             yield f"the job {job['name']} has not started, so it has no {checkpoint['path']}"
+    if {"pulled"} < {checkpoint["where"] for checkpoint in job["checkpoints"]}:
+        yield f"a pull copies all outputs of the job {job['name']}, so all its checkpoints must be pulled, or none"

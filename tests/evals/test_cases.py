@@ -146,6 +146,7 @@ def test_a_missing_case_file_is_an_error(tmp_path: Path) -> None:
 
 
 JOB = {"name": "j", "state": "queued", "fault": "none", "meter": True, "log": [], "checkpoints": []}
+DONE = {**JOB, "state": "succeeded"}
 FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
 
 
@@ -168,6 +169,9 @@ FILE = {"path": "out", "state": "whole", "where": "machine", "needed": True}
         pytest.param({"jobs": [{**JOB, "state": "failed", "meter": False, "checkpoints": [FILE]}]}, id="gone"),
         pytest.param({"jobs": [{**JOB, "state": "sleeping"}]}, id="state"),
         pytest.param({"jobs": [{"name": "j"}]}, id="job"),
+        pytest.param({"jobs": [{**DONE, "checkpoints": [{**FILE, "state": "wholee"}]}]}, id="checkpoint-state"),
+        pytest.param({"jobs": [{**DONE, "checkpoints": [{**FILE, "where": "machin"}]}]}, id="place"),
+        pytest.param({"jobs": [{**DONE, "checkpoints": [FILE, {**FILE, "where": "pulled"}]}]}, id="half-pulled"),
     ],
 )
 def test_an_impossible_scenario_is_refused(change: dict[str, Any], tmp_path: Path, wording: Wording) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from gpuwarden import __version__
 from gpuwarden.interfaces import launch
 from gpuwarden.interfaces.cli.main import cli
-from gpuwarden.interfaces.manifests import ROOT, RUNTIME, manifests, write_manifests
+from gpuwarden.interfaces.manifests import PLATFORMS, ROOT, RUNTIME, manifests, platforms_page, write_manifests
 from gpuwarden.interfaces.variables import variables
 from gpuwarden.providers.base import PROVIDERS
 from real_parts import need
@@ -35,13 +36,20 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, root / name)
     shutil.copytree(ROOT / "skills", root / "skills", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "icon.svg", root / "docs" / "icon.svg")
+    for name in ("icon.svg", "platforms.md"):
+        shutil.copy(ROOT / "docs" / name, root / "docs" / name)
     return root
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_manifest_is_up_to_date(path: str) -> None:
     assert (ROOT / path).read_text("utf-8") == FILES[path], "run `python -m gpuwarden.interfaces.manifests`"
+
+
+def test_the_table_of_variables_is_up_to_date() -> None:
+    page = (ROOT / PLATFORMS).read_text("utf-8")
+    assert page == platforms_page(), "run `python -m gpuwarden.interfaces.manifests`"
+    assert {"AUTODL_TOKEN", "PRIME_TEAM_ID"} <= set(re.findall(r"`([A-Z_]+)`", page))
 
 
 def test_every_version_follows_the_project(checkout: Path) -> None:

@@ -37,7 +37,7 @@ REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
 
 def manifests(root: Path = ROOT) -> dict[str, str]:
-    """Return the text of every manifest and of docs/platforms.md, keyed by its path relative to the checkout `root`."""
+    """Return every manifest's text, keyed by its path relative to the checkout `root`."""
     project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     name, version = project["name"], project["version"]
     about = project["description"]
@@ -104,7 +104,11 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
         },
         "server.json": _registry(root, project, short, read),
     }
-    texts = {path: json.dumps(body, indent=2, ensure_ascii=False) + "\n" for path, body in bodies.items()}
+    return {path: json.dumps(body, indent=2, ensure_ascii=False) + "\n" for path, body in bodies.items()}
+
+
+def platforms_page(root: Path = ROOT) -> str:
+    """Return docs/platforms.md, with the table of the variables that each platform's provider reads."""
     modules = dict(PROVIDERS.usable())
     rows = [
         f"| `{profile.id}` | {names} | {meaning} |"
@@ -113,7 +117,7 @@ def manifests(root: Path = ROOT) -> dict[str, str]:
     ]
     table = "\n".join(["| platform | variable | meaning |", "|---|---|---|", *rows])
     page = (root / PLATFORMS).read_text("utf-8")
-    return {**texts, PLATFORMS: GENERATED.sub(lambda block: f"{block[1]}{table}\n{block[2]}", page)}
+    return GENERATED.sub(lambda block: f"{block[1]}{table}\n{block[2]}", page)
 
 
 def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:
@@ -151,13 +155,13 @@ def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variab
 
 
 def write_manifests(root: Path = ROOT) -> int:
-    """Write the manifests that have changed and the links in `plugin`, and return the number of changed manifests."""
+    """Write the manifests, the page and the links in `plugin`; return the number of files whose text changed."""
     changed = 0
     (root / "plugin").mkdir(exist_ok=True)
     for name in RUNTIME:
         if not (root / "plugin" / name).is_symlink():
             (root / "plugin" / name).symlink_to(Path("..", name))
-    for path, text in manifests(root).items():
+    for path, text in {**manifests(root), PLATFORMS: platforms_page(root)}.items():
         file = root / path
         if not file.exists() or file.read_text("utf-8") != text:
             file.parent.mkdir(parents=True, exist_ok=True)
