@@ -127,16 +127,16 @@ def no_refusal(reply: ApiResponse, message: str) -> WardenError | None:
 class Api:
     """The configuration of one platform's API.
 
-    `scheme` precedes the key in the Authorization header. `refusal` classifies the platform's own error body; if it
-    returns None, the status code decides. `says` lists the fields of an error body that contain a message. `names` are
-    the fields, besides `NAMES`, that contain an instance's id. `pace_s` is the minimum time between two requests, in
-    seconds.
+    `header` contains the key, after `scheme`. `refusal` classifies the platform's own error body; if it returns None,
+    the status code decides. `says` lists the fields of an error body that contain a message. `names` are the fields,
+    besides `NAMES`, that contain an instance's id. `pace_s` is the minimum time between two requests, in seconds.
     """
 
     platform: str
     url: str
     url_variable: str
     key_variable: str
+    header: str = "Authorization"
     scheme: str = "Bearer "
     refusal: Refusal = no_refusal
     says: tuple[str, ...] = ("detail", "message", "msg", "error")
@@ -279,7 +279,7 @@ class ApiClient:
                         params=dict(params or {}),
                         json=body,
                         headers={
-                            "Authorization": self.api.scheme + key,
+                            self.api.header: self.api.scheme + key,
                             "Accept": "application/json",
                             "User-Agent": AGENT,
                         },

@@ -268,7 +268,7 @@ class Emulator:
 
     async def serve(self, asked: Asked, send: Send) -> None:
         for other in self.others:
-            if other.key in asked.headers.get("authorization", ""):
+            if any(other.key in text for text in asked.headers.values()):
                 return await other.serve(asked, send)
         fault = next((f for f in self.faults if f.takes(asked.line)), None)
         kind = fault.kind if fault else None
