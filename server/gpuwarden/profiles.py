@@ -27,7 +27,7 @@ BY_HAND = (
     "Rent and release in the console, and run jobs there as `ssh/ALIAS`; no gate then checks this platform's billing. "
     "`rehearsal/NAME` simulates the platform with pretend money."
 )
-_BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- generated:([a-z]+) -->\n.*?<!-- /generated -->", re.DOTALL)
 
 
 def profile_names(own: Path | None = None) -> list[str]:
@@ -83,7 +83,7 @@ def render_blocks(text: str, name: str) -> str:
         lines = "\n".join(BLOCKS[match[1]](profile))
         return f"<!-- generated:{match[1]} -->\n{lines}\n<!-- /generated -->"
 
-    return text.removesuffix(body) + _BLOCK.sub(block, body)
+    return text.removesuffix(body) + BLOCK.sub(block, body)
 
 
 def rewrite_blocks() -> int:
@@ -115,7 +115,7 @@ def _read(file: Path) -> str:
 
 def _summary(p: Profile) -> list[str]:
     rows = [("kind", p.kind), ("backend", p.backend), ("provider", p.provider or "none")]
-    table = _table(("what", "value"), [*rows, ("user", p.user or "yours")])
+    table = markdown_table(("what", "value"), [*rows, ("user", p.user or "yours")])
     return [*table, "", BY_HAND] if p.by_hand else table
 
 
@@ -146,7 +146,7 @@ def _storage(p: Profile) -> list[str]:
         )
         for t in p.storage
     ]
-    return [*_table(head, rows), "", *_sources(p.storage)]
+    return [*markdown_table(head, rows), "", *_sources(p.storage)]
 
 
 def _meter(p: Profile) -> list[str]:
@@ -164,7 +164,7 @@ def _meter(p: Profile) -> list[str]:
         ("can be undone", ", ".join(v.reversible) or "-"),
         ("on the verbs", v.note),
     ]
-    return [*_table(("what", "value"), [row for row in rows if row[1]]), "", *_sources((m, v))]
+    return [*markdown_table(("what", "value"), [row for row in rows if row[1]]), "", *_sources((m, v))]
 
 
 def _interruptions(p: Profile) -> list[str]:
@@ -173,7 +173,7 @@ def _interruptions(p: Profile) -> list[str]:
     if s.offered or "signal" in s.model_fields_set:
         rows += [("signal", _fact(s.signal)), ("grace (s)", _fact(s.grace_s)), ("then", _fact(s.then))]
         rows += [("restarts automatically", _fact(s.auto_resume))]
-    table = _table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])])
+    table = markdown_table(("what", "value"), [*rows, *([("note", s.note)] if s.note else [])])
     lines = [*table, "", *_sources((s,))]
     u = p.unattended
     if u is None:
@@ -182,14 +182,14 @@ def _interruptions(p: Profile) -> list[str]:
     dates["unreliable"] = "unreliable: it is accepted, but no effect was observed"
     date = _fact(u.end_date) if isinstance(u.end_date, Unfound) else dates[u.end_date]
     rows = [("can stop itself", _fact(u.self_stop)), ("at an end date", date), ("note", u.note)]
-    table = _table(("when unattended", "value"), [row for row in rows if row[1]])
+    table = markdown_table(("when unattended", "value"), [row for row in rows if row[1]])
     return [*lines, "", *table, "", *_sources((u,))]
 
 
 def _surface(p: Profile) -> list[str]:
     clocks = [(c.trigger, _fact(c.after), c.effect) for c in p.danger_clocks]
     lines = (
-        [*_table(("danger clock", "after", "what happens"), clocks), "", *_sources(p.danger_clocks), ""]
+        [*markdown_table(("danger clock", "after", "what happens"), clocks), "", *_sources(p.danger_clocks), ""]
         if clocks
         else []
     )
@@ -222,6 +222,7 @@ def _sources(blocks: Iterable[Sourced]) -> list[str]:
     return ["Source: " + "; ".join(found) + "."]
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a Markdown table."""
     cells = [head, tuple("---" for _ in head), *rows]
     return ["| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in cells]

@@ -23,7 +23,7 @@ from typing import Any, Final
 from gpuwarden.interfaces.hooks.install import plugin_hooks
 from gpuwarden.interfaces.launch import SOURCE, Run, entry, from_folder, from_source, serve
 from gpuwarden.interfaces.variables import ROW, Variable, variables
-from gpuwarden.profiles import load_profile, profile_names
+from gpuwarden.profiles import BLOCK, load_profile, markdown_table, profile_names
 from gpuwarden.providers.base import PROVIDERS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,6 @@ RUNTIME: Final = ("LICENSE", "README.md", "profiles", "pyproject.toml", "referen
 """The files and folders that the server needs at run time."""
 ICON: Final = "docs/icon.svg"
 PLATFORMS: Final = "docs/platforms.md"
-GENERATED: Final = re.compile(r"(<!-- generated:variables -->\n).*?(<!-- /generated -->)", re.DOTALL)
 REGISTRY_NAME = re.compile(r"<!-- mcp-name: (\S+) -->")
 
 
@@ -111,13 +110,13 @@ def platforms_page(root: Path = ROOT) -> str:
     """Return docs/platforms.md, with the table of the variables that each platform's provider reads."""
     modules = dict(PROVIDERS.usable())
     rows = [
-        f"| `{profile.id}` | {names} | {meaning} |"
+        (f"`{profile.id}`", names, meaning)
         for profile in map(load_profile, profile_names())
         for names, meaning in ROW.findall((profile.provider and modules[profile.provider].__doc__) or "")
     ]
-    table = "\n".join(["| platform | variable | meaning |", "|---|---|---|", *rows])
+    table = "\n".join(markdown_table(("platform", "variable", "meaning"), rows))
     page = (root / PLATFORMS).read_text("utf-8")
-    return GENERATED.sub(lambda block: f"{block[1]}{table}\n{block[2]}", page)
+    return BLOCK.sub(lambda block: f"<!-- generated:{block[1]} -->\n{table}\n<!-- /generated -->", page)
 
 
 def _registry(root: Path, project: dict[str, Any], short: str, read: list[Variable]) -> dict[str, Any]:

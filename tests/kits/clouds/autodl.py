@@ -201,7 +201,7 @@ PLATFORM = Platform(
         "rests": ["stop", "terminate"], "bills": ["stop"], "bills_with_durable_storage": ["stop"],
         "reversible": ["stop"], "by_hand": False, "spot": False,
         "survives": [
-            {"path": "/root/x", "lives": "ynny"},
+            {"path": "/opt/x", "lives": "ynny"},
             {"path": "/root/autodl-tmp/x", "lives": "ynny"},
             {"path": "/root/autodl-tmp/x", "durable": True, "lives": "ynny"},
             {"path": "/root/autodl-fs/x", "lives": "nnnn"},

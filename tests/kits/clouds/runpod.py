@@ -274,8 +274,8 @@ PLATFORM = Platform(
         "rests": ["stop", "terminate"], "bills": ["stop"], "bills_with_durable_storage": ["stop", "terminate"],
         "reversible": ["stop"], "by_hand": False, "spot": False,
         "survives": [
-            {"path": "/root/x", "lives": "nnny"},
-            {"path": "/root/x", "durable": True, "lives": "nnny"},
+            {"path": "/opt/x", "lives": "nnny"},
+            {"path": "/opt/x", "durable": True, "lives": "nnny"},
             {"path": "/workspace/x", "lives": "ynny"},
             {"path": "/workspace/x", "durable": True, "lives": "yyyy"},
             {"path": "/workspaces/x", "durable": True, "lives": "nnny"},
