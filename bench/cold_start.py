@@ -64,8 +64,8 @@ def start(argv: list[str], home: Path, era: str) -> tuple[float, float]:
             request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
             p.stdin.write(json.dumps(request).encode() + b"\n")
             p.stdin.flush()
-            heard = json.loads(p.stdout.readline())
-            assert heard["id"] == number and ("result" in heard or method == "tools/call"), heard
+            reply = json.loads(p.stdout.readline())
+            assert reply["id"] == number and ("result" in reply or method == "tools/call"), reply
             taken.append(time.perf_counter() - began)
         p.stdin.close()
     return taken[1], taken[2]

@@ -124,7 +124,7 @@ def begins(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:
     yield f"job/{job}", ev.SubmitIntent(attempt=1)
     handle = Handle(backend="local", token=job, run_dir=f"/w/gw-{job}", place=place)
     yield f"job/{job}", ev.JobSubmitted(handle=handle, attempt=1)
-    yield f"job/{job}", ev.MachineSeen(machine="boot-1/9")
+    yield f"job/{job}", ev.MachineIdentified(machine="boot-1/9")
 
 
 def ends(job: str, platform: str) -> Iterator[tuple[str, ev.Body]]:

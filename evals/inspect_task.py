@@ -74,7 +74,7 @@ def chosen(cases: dict[str, Case], wanted: str) -> dict[str, Case]:
 def make_task(cases: dict[str, Case], open_scene: OpenScene, pack: Pack, folder: Path) -> Task:
     """Return the task for the given cases."""
     run = Run(folder, "inspect", tuple(cases), arm=pack.arm, harness="inspect", pack=of_pack(HERE.parent))
-    stand = Stand(run, cases, open_scene, pack)
+    stand = SharedState(run, cases, open_scene, pack)
     about = [{"cluster": c.cluster, "variant": c.variant} for c in cases.values()]
     samples = [Sample(id=c.id, input=c.prompt, metadata=m) for c, m in zip(cases.values(), about, strict=True)]
     dataset = MemoryDataset(samples, name="cases.jsonl")
@@ -82,7 +82,7 @@ def make_task(cases: dict[str, Case], open_scene: OpenScene, pack: Pack, folder:
 
 
 @dataclass(frozen=True)
-class Stand:
+class SharedState:
     """The state that the solver and the scorer share."""
 
     run: Run
@@ -92,7 +92,7 @@ class Stand:
 
 
 @solver
-def in_scenario(stand: Stand) -> Solver:
+def in_scenario(stand: SharedState) -> Solver:
     """Let the model work in the sample's scenario until it makes no more calls."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -112,7 +112,7 @@ def in_scenario(stand: Stand) -> Solver:
 
 
 @scorer(metrics=[accuracy(), stderr()], name=SCORER)
-def gpuwarden_evals(stand: Stand) -> Scorer:
+def gpuwarden_evals(stand: SharedState) -> Scorer:
     """Return a scorer that gives the trial's verdict.
 
     If the scenario or the model failed, the sample gets an error instead.

@@ -98,10 +98,10 @@ def seed(chosen: list[Script], folder: Path, *, verbose: bool) -> int:
         new = fresh(fault)
         number[fault.kind] += 1
         refused[fault.kind] += bool(blocking(new))
-        said = [f for f in new if f.blocks or f.severity is Severity.WARNING]
-        seen[fault.kind] += bool(said)
+        hits = [f for f in new if f.blocks or f.severity is Severity.WARNING]
+        seen[fault.kind] += bool(hits)
         if verbose and (not blocking(new)) is not (fault.kind == "control"):
-            print(f"{fault.kind}: {fault.script.name}: {fault.what}: {[f'{f.rule} {f.message[:90]}' for f in said]}")
+            print(f"{fault.kind}: {fault.script.name}: {fault.what}: {[f'{f.rule} {f.message[:90]}' for f in hits]}")
     print("| kind | seeded | refused | refused or warned |\n|---|--:|--:|--:|")
     for kind in (*KINDS, "control"):
         print(f"| {kind} | {number[kind]} | {refused[kind]} | {seen[kind]} |")

@@ -68,8 +68,8 @@ def rows(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iterato
             continue
         before = {(f.rule, f.message) for f in findings(Job(text, args))}
         for kind, changed in list(seeds(text))[: asked.most]:
-            said = [f for f in findings(Job(changed, args)) if (f.rule, f.message) not in before]
-            if (name, kind) not in done and not any(f.blocks or f.severity is Severity.WARNING for f in said):
+            reported = [f for f in findings(Job(changed, args)) if (f.rule, f.message) not in before]
+            if (name, kind) not in done and not any(f.blocks or f.severity is Severity.WARNING for f in reported):
                 yield outcome(name, kind, changed, args)
 
 
@@ -86,11 +86,11 @@ def written(asked: argparse.Namespace, done: dict[tuple[str, str], Row]) -> Iter
         before = {(f.rule, f.message) for f in findings(Job(text))}
         for fault in case.faults if done[name, ""]["outcome"] == "passed" else ():
             changed = fault.put_into(text)
-            said = [f for f in findings(Job(changed)) if (f.rule, f.message) not in before]
+            reported = [f for f in findings(Job(changed)) if (f.rule, f.message) not in before]
             if (name, fault.kind) in done:
                 continue
-            if any(f.blocks or f.severity is Severity.WARNING for f in said):
-                yield {"script": name, "kind": fault.kind, "outcome": "static", "why": said[0].rule, "message": ""}
+            if any(f.blocks or f.severity is Severity.WARNING for f in reported):
+                yield {"script": name, "kind": fault.kind, "outcome": "static", "why": reported[0].rule, "message": ""}
                 continue
             row = outcome(name, fault.kind, changed, (), case)
             if row["outcome"] == "fault" and not re.search(fault.words, f"{row['message']} {row['text']}"):

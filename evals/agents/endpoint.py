@@ -75,13 +75,13 @@ class Loop:
         self.recorder.used(model=str(reply.get("model") or self.endpoint.model), turns=1)
         if used is not None:
             self.recorder.used(tokens=used)
-        said = sub(reply["choices"][0], "message")
-        words = said.get("content")
+        choice = sub(reply["choices"][0], "message")
+        words = choice.get("content")
         if isinstance(words, list):
             words = "".join(str(sub(part, "text") or "") for part in words)
         if words:
             self.recorder.say(str(words))
-        calls = said.get("tool_calls")
+        calls = choice.get("tool_calls")
         calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
         message: dict[str, Any] = {"role": "assistant", "content": words or ""}
         return {**message, "tool_calls": calls} if calls else message

@@ -119,8 +119,8 @@ class RawScene:
         env: dict[str, str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         run = self._start(f"{instance_id}-{len(self._runs)}", platform, instance_id, script, args or [], env or {})
-        said = ("step", "saved")  # the job has completed a step or saved a checkpoint
-        wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in said), _STUCK)
+        marks = ("step", "saved")  # the job has completed a step or saved a checkpoint
+        wait_for(lambda: run.process.poll() is not None or any(w in run.log.read_text("utf-8") for w in marks), _STUCK)
         return {"run": run.work.job, "exit_code": run.process.poll(), "output": run.log.read_text("utf-8")[-1000:]}
 
     def _tool_list_instances(self) -> dict[str, Any]:

@@ -86,10 +86,10 @@ class Endpoint:
                 data = reply.read(_MAX_REPLY + 1)
         except urllib.error.HTTPError as error:
             with error:
-                said = self._clean(error.read(2_000).decode("utf-8", "replace"))
+                text = self._clean(error.read(2_000).decode("utf-8", "replace"))
             if error.code in _AGAIN:
-                raise _Again(f"HTTP {error.code}: {said}", retry_after(error.headers.get("Retry-After"))) from error
-            raise AgentDied(f"the endpoint returned HTTP {error.code}: {said}") from error
+                raise _Again(f"HTTP {error.code}: {text}", retry_after(error.headers.get("Retry-After"))) from error
+            raise AgentDied(f"the endpoint returned HTTP {error.code}: {text}") from error
         except (OSError, http.client.HTTPException) as error:
             raise _Again(f"no answer: {type(error).__name__}: {error}") from error
         if len(data) > _MAX_REPLY:

@@ -50,13 +50,13 @@ def problems(folder: Path, head: dict[str, Any], calls: list[Call]) -> list[Prob
                 unknown = f"{tool} ({call.id!r}) names the {field} {value!r}, which is not in the ledger"
                 found.append(Problem("seal", unknown))
     # Every job accepted and teardown requested since the agent's start must be in the transcript.
-    said = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
+    arguments = [json.dumps(c.args) for c in calls if isinstance(c.args, dict)]
     for event in events:
         if event["seq"] <= since:
             continue
         body, subject = event["body"], event["subject"]
-        if event["kind"] == "job.accepted" and not any(str(body.get("receipt")) in text for text in said):
+        if event["kind"] == "job.accepted" and not any(str(body.get("receipt")) in text for text in arguments):
             found.append(Problem("seal", f"{subject} was accepted, but no call in the transcript launched it"))
-        if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in said):
+        if event["kind"] == "teardown.requested" and not any(str(body.get("job")) in text for text in arguments):
             found.append(Problem("seal", f"{subject} was requested, but no call in the transcript requested it"))
     return found

@@ -43,8 +43,8 @@ def decode(content: Any, *, parse: bool) -> tuple[Any, bool | None]:
     """
     flag: bool | None = None
     if isinstance(content, dict) and isinstance(content.get("content"), list) and "ok" not in content:
-        said = content.get("isError", content.get("is_error"))
-        flag = said if isinstance(said, bool) else None
+        error = content.get("isError", content.get("is_error"))
+        flag = error if isinstance(error, bool) else None
         structured = content.get("structuredContent", content.get("structured_content"))
         if structured is not None:
             return structured, flag
@@ -167,10 +167,10 @@ class TranscriptBuilder:
             value = decode(raw, parse=True)[0]
         # A format's failure flag takes precedence over `ok` in the reply.
         failed = flag if error is None else error
-        said = value.get("ok") if isinstance(value, dict) else None
+        stated = value.get("ok") if isinstance(value, dict) else None
         ok = None if failed is None else not failed
-        if not failed and isinstance(said, bool):
-            ok = said
+        if not failed and isinstance(stated, bool):
+            ok = stated
         elif not failed and call.server in OURS:
             self.problem("shape", f"the reply to {call.tool} ({call.id!r}) has no `ok`", line)
         if call.done_seq is not None:

@@ -28,7 +28,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.inputs import in_words
 from gpuwarden.core.policy import Policy, policy_fields
-from gpuwarden.policy_record import InForce, Notice, Record, Standing, decide, digest_of, read_record
+from gpuwarden.policy_record import ActivePolicy, Notice, PolicyStatus, Record, decide, digest_of, read_record
 
 PREFIX = "GPUWARDEN_"
 NOTES = "notes.toml"
@@ -53,7 +53,7 @@ class Config:
     settings: tuple[Setting, ...]
     digest: str
     """SHA-256 of the policy file's text."""
-    standing: Standing
+    standing: PolicyStatus
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -67,9 +67,9 @@ class Config:
         return self.standing.own
 
     @property
-    def in_force(self) -> InForce:
+    def in_force(self) -> ActivePolicy:
         """Return the active policy."""
-        return InForce(self.policy, self.digest, self.notices, self.policy_file)
+        return ActivePolicy(self.policy, self.digest, self.notices, self.policy_file)
 
     @property
     def notes_file(self) -> Path:
@@ -125,10 +125,10 @@ def load_config(env: Mapping[str, str] | None = None, before: Config | None = No
     )
 
 
-def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], InForce]:
+def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], ActivePolicy]:
     """Return a function that reads the active policy and raises the same errors as `load_config`."""
 
-    def read() -> InForce:
+    def read() -> ActivePolicy:
         nonlocal config
         config = load_config(env, config)
         return config.in_force

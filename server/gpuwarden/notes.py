@@ -77,7 +77,7 @@ class Tracker(Frozen):
     key: Home | None = None
 
 
-class Usual(Frozen):
+class UsualMachine(Frozen):
     """The machine that the user usually rents. For information only, never a default for a submission."""
 
     gpu: Word | None = None
@@ -85,7 +85,7 @@ class Usual(Frozen):
     disk_gb: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
-class Told(Frozen):
+class PlatformNotes(Frozen):
     """The user's notes on one platform."""
 
     host: Host | None = None
@@ -100,14 +100,14 @@ class Notes(Frozen):
     facts: Annotated[tuple[Line, ...], Field(max_length=50)] = ()
     server: Annotated[str, Field(pattern=r"^https://[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?/?$")] | None = None
     tracker: Tracker | None = None
-    usual: Usual = Usual()
-    platforms: dict[Annotated[str, Field(pattern=rf"^{_PLATFORM}$")], Told] = {}
+    usual: UsualMachine = UsualMachine()
+    platforms: dict[Annotated[str, Field(pattern=rf"^{_PLATFORM}$")], PlatformNotes] = {}
 
-    def of(self, platform: str) -> Told:
+    def of(self, platform: str) -> PlatformNotes:
         """Return the notes on a platform. For `ssh/ALIAS` without notes, return the notes on `ssh`, which apply to all
         aliases.
         """
-        return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or Told()
+        return self.platforms.get(platform) or self.platforms.get(platform.partition("/")[0]) or PlatformNotes()
 
 
 def load_notes(file: Path) -> Notes:

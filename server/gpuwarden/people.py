@@ -31,7 +31,7 @@ def acting(process: str) -> str:
     return f"{process.partition('/')[0]}/{person}" if person else process
 
 
-def person_of(actor: str) -> str:
+def user_of(actor: str) -> str:
     """Return the user in an event's actor; empty for events from older versions, which did not record the user."""
     return actor.partition("/")[2]
 

@@ -113,7 +113,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class InForce:
+class ActivePolicy:
     """The policy at one moment, its file, the digest of that file's text, and the notices about it.
 
     Without a file, the digest is computed from the policy's values.
@@ -138,7 +138,7 @@ class Record(Frozen):
 
 
 @dataclass(frozen=True)
-class Standing:
+class PolicyStatus:
     """The active policy file, the ledger's own record if it has one, and the notices."""
 
     file: Path
@@ -146,7 +146,7 @@ class Standing:
     notices: tuple[Notice, ...] = ()
 
 
-def decide(home: Path, named: Path | None, default: Path) -> Standing:
+def decide(home: Path, named: Path | None, default: Path) -> PolicyStatus:
     """Choose the policy file for the ledger in `home`.
 
     `named` is the file that a variable names, `default` the usual file. Raises LedgerError if the record can't be read.
@@ -159,7 +159,7 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
     other = usual or in_use
     record = own or (other[1] if other else None)
     if record is None:
-        return Standing(absolute(named or default))
+        return PolicyStatus(absolute(named or default))
     follows = record.chosen or (own is None and in_use is not None)
     wanted = absolute(named or (Path(record.path) if follows else default))
     notices = []
@@ -168,7 +168,7 @@ def decide(home: Path, named: Path | None, default: Path) -> Standing:
     if other:
         kind: Literal["other_ledger", "unnamed_ledger"] = "other_ledger" if usual else "unnamed_ledger"
         notices.append(Notice(kind, str(here), str(other[0]), about=record.path))
-    return Standing(Path(record.path), own, tuple(notices))
+    return PolicyStatus(Path(record.path), own, tuple(notices))
 
 
 def _in_use(here: Path, own: Record | None) -> tuple[Path, Record] | None:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpuwarden.core.errors import BadRequest, NotFound
-from gpuwarden.core.profile import Profile, Sourced, Unfound
+from gpuwarden.core.profile import Profile, Sourced, UnknownFact
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import MAX_CHARS, load_front_matter
 
@@ -180,7 +180,7 @@ def _interruptions(p: Profile) -> list[str]:
         return lines
     dates = {"none": "none", "stop": "the machine is stopped", "terminate": "the machine is ended"}
     dates["unreliable"] = "unreliable: it is accepted, but no effect was observed"
-    date = _fact(u.end_date) if isinstance(u.end_date, Unfound) else dates[u.end_date]
+    date = _fact(u.end_date) if isinstance(u.end_date, UnknownFact) else dates[u.end_date]
     rows = [("can stop itself", _fact(u.self_stop)), ("at an end date", date), ("note", u.note)]
     table = markdown_table(("when unattended", "value"), [row for row in rows if row[1]])
     return [*lines, "", *table, "", *_sources((u,))]
@@ -206,15 +206,15 @@ BLOCKS: dict[str, Callable[[Profile], list[str]]] = {
 
 
 def _fact(value: object) -> str:
-    if isinstance(value, Unfound):
+    if isinstance(value, UnknownFact):
         return f"unknown ({value.unknown})"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _fate(value: bool | Unfound) -> str:
-    return _fact(value) if isinstance(value, Unfound) else "kept" if value else "lost"
+def _fate(value: bool | UnknownFact) -> str:
+    return _fact(value) if isinstance(value, UnknownFact) else "kept" if value else "lost"
 
 
 def _sources(blocks: Iterable[Sourced]) -> list[str]:

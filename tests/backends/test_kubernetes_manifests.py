@@ -18,7 +18,7 @@ from gpuwarden.backends._kube_manifests import (
     secret_manifest,
     stem_of,
 )
-from gpuwarden.backends._kube_options import asked_of, read_options
+from gpuwarden.backends._kube_options import engine_request, read_options
 from gpuwarden.backends.base import BACKENDS, ArrayTask
 from gpuwarden.core.errors import BadRequest, NotSupported
 from gpuwarden.core.guidance import manual_text
@@ -160,6 +160,6 @@ def test_a_missing_client_names_the_install_command(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_gate_reads_the_requested_resources() -> None:
-    asked = asked_of(spec(FULL, gpu="any", gpu_count=2, timeout_s=60), "team")
+    asked = engine_request(spec(FULL, gpu="any", gpu_count=2, timeout_s=60), "team")
     assert (asked.queue, asked.gpu, asked.gpus, asked.memory_mb, asked.walltime_s) == ("team-queue", "", 2, 65_536, 300)
-    assert asked_of(spec(), "team").queue == "team"
+    assert engine_request(spec(), "team").queue == "team"

@@ -29,7 +29,7 @@ from gpuwarden.ledger.events import JobPreempted
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import request
@@ -88,7 +88,7 @@ async def test_the_cluster_reports_its_resources(backend: RayBackend, place: Pla
     spec = engine.job("true", gpu="a100", gpu_count=2, options={"cpus": 2.5, "memory_gb": 3})
     found = await limits(backend, spec, place)
     assert found.engine == "ray" and found.version[:1].isdigit()
-    assert (found.asked.gpu, found.asked.gpus, found.asked.cpus, found.asked.memory_mb) == ("a100", 2, 3, 3072)
+    assert (found.request.gpu, found.request.gpus, found.request.cpus, found.request.memory_mb) == ("a100", 2, 3, 3072)
     assert (found.queue.nodes, found.queue.cpus, found.queue.gpus, found.queue.max_s) == (1, 2, {}, UNLIMITED)
 
 
@@ -252,10 +252,10 @@ def train(**changes: object) -> JobSpec:
     return JobSpec.model_validate({**given, **changes})
 
 
-async def checked(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
+async def checked(ctx: Context, job_id: str, good: Callable[[CheckedJob], bool]) -> CheckedJob:
     """Check a job until `good` accepts the result."""
 
-    async def look() -> Checked | None:
+    async def look() -> CheckedJob | None:
         seen = await check(ctx, job_id)
         assert good(seen) or seen.job.state not in TERMINAL_JOBS, seen
         return seen if good(seen) else None

@@ -22,7 +22,7 @@ from gpuwarden.backends._ray_api import address, is_here, last_line, read_limits
 from gpuwarden.backends._slurm_observation import observation
 from gpuwarden.backends.ray import RayBackend
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.core.engine import UNLIMITED, Asked
+from gpuwarden.core.engine import UNLIMITED, EngineRequest
 from gpuwarden.core.errors import AuthFailed, BadReply, BadRequest, Conflict, NotSupported, Unreachable
 from gpuwarden.core.models import Handle, JobSpec, Place, StopResult, Unknown
 from gpuwarden.core.policy import Local
@@ -112,7 +112,7 @@ def test_any_limits_reply_is_read_or_refused(version: object, listed: object, re
     for named in ((200, version), (200, {"ray_version": version}), VERSION):
         for seen in ((200, listed), (200, {"data": {"result": {"result": [resources]}}})):
             with suppress(BadReply, NotSupported):
-                read_limits(named, seen, cluster(report), Asked())
+                read_limits(named, seen, cluster(report), EngineRequest())
 
 
 def test_the_last_attempt_counts() -> None:
@@ -171,7 +171,7 @@ def test_a_success_not_reported_by_the_runner_is_unknown() -> None:
 
 def test_limits_are_the_maximum_of_any_single_node() -> None:
     big = {"CPU": 8.0, "memory": 64.0 * 2**30, "GPU": 4.0, "accelerator_type:H100": 1.0}
-    found = read_limits(VERSION, nodes(big, {"CPU": 32.0, "memory": 2.0**30}), FIXED, Asked())
+    found = read_limits(VERSION, nodes(big, {"CPU": 32.0, "memory": 2.0**30}), FIXED, EngineRequest())
     assert found.queue is not None and found.queue.gpus == {"h100": 4}
     assert (found.queue.cpus, found.queue.memory_mb, found.queue.nodes) == (32, 65_536, 2)
     assert (found.queue.max_s, found.version) == (UNLIMITED, "2.60.0")
@@ -194,24 +194,24 @@ def test_limits_are_the_maximum_of_any_single_node() -> None:
     ],
 )
 def test_an_autoscaling_or_silent_cluster_has_no_known_limit(listed: Any, grows: Any) -> None:
-    found = read_limits(VERSION, listed, grows, Asked())
+    found = read_limits(VERSION, listed, grows, EngineRequest())
     assert found.queue is not None and (found.queue.cpus, found.queue.gpus, found.queue.nodes) == (None, None, None)
 
 
 def test_an_invalid_amount_is_not_counted() -> None:
     odd: Any = {"CPU": "many", "memory": float("inf"), "GPU": [4], "accelerator_type:H100": 1.0}
-    found = read_limits(VERSION, nodes(odd, {"CPU": 2.0}), FIXED, Asked())
+    found = read_limits(VERSION, nodes(odd, {"CPU": 2.0}), FIXED, EngineRequest())
     assert found.queue is not None and (found.queue.cpus, found.queue.memory_mb, found.queue.gpus) == (2, None, {})
 
 
 def test_an_old_or_unversioned_ray_is_refused() -> None:
     with pytest.raises(NotSupported):
-        read_limits((200, {"ray_version": "2.7.1"}), nodes(), FIXED, Asked())
+        read_limits((200, {"ray_version": "2.7.1"}), nodes(), FIXED, EngineRequest())
     digits = "9" * 5_000
     named = ((200, {"ray_version": v}) for v in ("new", f"{digits}.1", "2.", 2))
     for odd in ((200, {}), (200, []), (404, "x"), *named):
         with pytest.raises(BadReply):
-            read_limits(odd, nodes(), FIXED, Asked())
+            read_limits(odd, nodes(), FIXED, EngineRequest())
 
 
 @pytest.mark.parametrize(

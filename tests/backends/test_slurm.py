@@ -93,7 +93,7 @@ async def test_the_cluster_reports_its_limits(backend: SlurmBackend, place: Plac
     spec = engine.job("true", timeout_s=3_600, gpu="a100", gpu_count=2, options={"cpus": 2, "nodes": 2})
     found = await backend.limits(spec, place)
     assert (found.engine, found.version[:2].isdigit(), found.accounts, found.max_array) == ("slurm", True, None, 101)
-    assert found.asked.walltime_s == 3_840 and (found.asked.gpu, found.asked.gpus) == ("a100", 2)
+    assert found.request.walltime_s == 3_840 and (found.request.gpu, found.request.gpus) == ("a100", 2)
     low, high, closed = found.queues
     assert (low.name, low.default, low.open, low.max_s, low.preempts) == ("low", True, True, 7_200, "requeue")
     assert (low.cpus, low.memory_mb, low.gpus, low.nodes, low.grace_s) == (4, 4_000, {}, 2, 10)

@@ -98,7 +98,7 @@ def test_a_pipe_in_a_run_folder_never_blocks_the_job_list(played: Played) -> Non
         os.mkfifo(played.run_dir / name)
     request = {"folders": {"gw-j1": str(played.run_dir)}}
     found = slurm_agent.jobs(request, slurm_agent.environment(played.env))
-    assert found["queue"]["rows"][0]["name"] == "gw-j1-a1" and found["said"] == {"gw-j1": ""}
+    assert found["queue"]["rows"][0]["name"] == "gw-j1-a1" and found["messages"] == {"gw-j1": ""}
 
 
 @pytest.mark.parametrize("forged", ["gw-j1-a0", "gw-j1-a01", "gw-j1-a", "gw-j1-a99999", "gw-j1-a\u0661"])

@@ -20,7 +20,7 @@ from gpuwarden.backends._slurm_limits import gpus_of, read_limits, requeue_delay
 from gpuwarden.backends._slurm_observation import observation
 from gpuwarden.backends._slurm_policy import seconds
 from gpuwarden.backends._slurm_rows import Row, accounting_rows, exit_of, newest, number, queue_rows, states
-from gpuwarden.core.engine import UNLIMITED, Asked, Ceiling
+from gpuwarden.core.engine import UNLIMITED, Ceiling, EngineRequest
 from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.reasons import Code
@@ -317,7 +317,7 @@ def cluster(version: str = "24.05.3", **changes: Any) -> dict[str, Any]:
 
 
 def test_a_cluster_with_accounting_is_read_in_full() -> None:
-    found = read_limits(cluster(), Asked(queue="gpu"))
+    found = read_limits(cluster(), EngineRequest(queue="gpu"))
     assert (found.version, found.max_array, found.requeue_s, found.refusal) == ("24.05.3", 1001, 121.0, "")
     assert found.accounts == ("nlp", "vision") and found.qos == ("normal", "long"), "of this cluster alone"
     assert found.unread == ""
@@ -342,30 +342,32 @@ def test_a_cluster_with_accounting_is_read_in_full() -> None:
 )
 def test_a_silent_old_or_odd_cluster_raises(found: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        read_limits(found, Asked())
+        read_limits(found, EngineRequest())
 
 
 def test_unreported_cluster_limits_are_unknown() -> None:
     none = answer(CONFIG.format("23.02.1").replace("slurmdbd", "none"))
-    found = read_limits(cluster(config=none, nodes=answer(rc=1), check=answer(rc=None)), Asked())
+    found = read_limits(cluster(config=none, nodes=answer(rc=1), check=answer(rc=None)), EngineRequest())
     assert (found.accounts, found.qos, found.ceilings, found.refusal, found.unread) == (None, None, (), "", "")
     assert found.queue is not None and (found.queue.gpus, found.queue.cpus) == (None, None)
 
 
 @pytest.mark.parametrize("silent", [answer(rc=1, err="dbd is down"), answer("welcome|to us\n"), None])
 def test_silent_or_odd_accounting_is_not_read_as_unlimited(silent: Any, wording: Wording) -> None:
-    down = read_limits(cluster(associations=silent), Asked())
+    down = read_limits(cluster(associations=silent), EngineRequest())
     wording(down.unread)
     assert down.accounts == ("nlp",), "the controller names those that it knows"
-    down = read_limits(cluster(usage=silent, qos=silent), Asked())
+    down = read_limits(cluster(usage=silent, qos=silent), EngineRequest())
     assert down.ceilings == ()
     wording(down.unread)
     lax = CONFIG.format("24.05.3").replace("associations,limits,qos", "none")
-    assert read_limits(cluster(config=answer(lax), associations=silent), Asked()).unread == "", "nothing is enforced"
+    assert read_limits(cluster(config=answer(lax), associations=silent), EngineRequest()).unread == "", (
+        "nothing is enforced"
+    )
 
 
 def ceilings(queue: str = "PartitionName=gpu Default=YES State=UP", **asked: Any) -> set[Any]:
-    found = read_limits(cluster(partitions=answer(queue)), Asked(queue="gpu", **asked)).ceilings
+    found = read_limits(cluster(partitions=answer(queue)), EngineRequest(queue="gpu", **asked)).ceilings
     return {(c.owner, c.kind, c.resource, c.most, c.used) for c in found}
 
 
@@ -404,11 +406,13 @@ def test_the_queues_own_qos_overrides_the_jobs() -> None:
 def test_a_refusal_explained_by_a_limit_is_not_repeated() -> None:
     said = answer(rc=1, err="allocation failure: Job violates accounting/QOS policy (job submit limit)")
     full = USAGE.replace("MaxSubmitJobs=5(4)", "MaxSubmitJobs=5(5)")
-    assert read_limits(cluster(check=said, usage=answer(full)), Asked()).refusal == ""
-    assert "violates" in read_limits(cluster(check=said), Asked()).refusal, "no limit that is known is the reason"
+    assert read_limits(cluster(check=said, usage=answer(full)), EngineRequest()).refusal == ""
+    assert "violates" in read_limits(cluster(check=said), EngineRequest()).refusal, (
+        "no limit that is known is the reason"
+    )
     said = answer(rc=1, err="allocation failure: Invalid qos specification")
-    assert read_limits(cluster(check=said), Asked(qos="nope")).refusal == ""
-    assert read_limits(cluster(check=said), Asked(qos="normal")).refusal
+    assert read_limits(cluster(check=said), EngineRequest(qos="nope")).refusal == ""
+    assert read_limits(cluster(check=said), EngineRequest(qos="normal")).refusal
 
 
 DIGITS = "9" * 5_000
@@ -430,7 +434,7 @@ HOSTILE = "a\x1b[31m$(reboot)`id`\u202e;" + "x" * 10_000
 @example("associations", answer(f"c|{HOSTILE}|{HOSTILE}|{HOSTILE}|{HOSTILE}"))
 def test_hostile_replies_never_crash_and_names_stay_on_one_short_line(part: str, hostile: Any) -> None:
     try:
-        found = read_limits(cluster(**{part: hostile}), Asked())
+        found = read_limits(cluster(**{part: hostile}), EngineRequest())
     except WardenError:
         return
     names = [*(found.accounts or ()), *(found.qos or ()), *(limit.owner for limit in found.ceilings)]
@@ -441,7 +445,7 @@ def test_hostile_replies_never_crash_and_names_stay_on_one_short_line(part: str,
 
 @given(st.text(alphabet="QOS=ClusterNameUserAccount GrpTRESMaxJobsPU()0123456789{},:./N\n", max_size=300))
 def test_hostile_tables_never_crash_the_parser(text: str) -> None:
-    found = read_limits(cluster(usage=answer("Association Records\n" + text)), Asked())
+    found = read_limits(cluster(usage=answer("Association Records\n" + text)), EngineRequest())
     assert all(isinstance(limit, Ceiling) for limit in found.ceilings)
 
 
@@ -501,9 +505,9 @@ def test_a_job_becomes_sbatch_arguments() -> None:
 
 def test_the_warning_comes_after_the_time_limit_unless_walltime_is_shorter() -> None:
     whole, cut = spec(timeout_s=50_000), spec(timeout_s=50_000, options={"walltime_s": 300})
-    walltime = options.asked_of(whole).walltime_s or 0
+    walltime = options.engine_request(whole).walltime_s or 0
     assert walltime - options.WARNING_S - 60 >= 50_000 + 10, "Slurm may warn a minute early, and the job has a grace"
-    assert options.asked_of(cut).walltime_s == 300 and "--signal=B:USR1@100" in options.own_arguments(cut, "n", "/r")
+    assert options.engine_request(cut).walltime_s == 300 and "--signal=B:USR1@100" in options.own_arguments(cut, "n", "/r")
 
 
 @pytest.mark.parametrize(

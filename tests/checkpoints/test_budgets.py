@@ -12,7 +12,7 @@ from counting import counted_lines, lines_run
 from gpuwarden.checkpoints import zips
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.file_model import Limits
-from gpuwarden.checkpoints.findings import Ask
+from gpuwarden.checkpoints.findings import ExamineOptions
 from gpuwarden.checkpoints.formats import jsonl
 from gpuwarden.checkpoints.load import load
 from gpuwarden.checkpoints.safe_file import Source
@@ -128,7 +128,7 @@ def test_verification_cost_is_linear_in_the_tensor_count(tmp_path: Path) -> None
 def test_a_file_lost_before_loading_is_unknown(tmp_path: Path) -> None:
     for name in ("kept.npy", "taken away.npy"):
         np.save(tmp_path / name, np.ones(4))
-    found = examine(tmp_path, Ask())
+    found = examine(tmp_path, ExamineOptions())
     (tmp_path / "taken away.npy").unlink()
     load(found, list(found.entries.values()))
     assert [(path, e.verdict, e.causes) for path, e in found.entries.items()] == [

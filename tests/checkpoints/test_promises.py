@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from counting import lines_run
 from gpuwarden.checkpoints.build import build
 from gpuwarden.checkpoints.examine import examine
-from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.findings import ExamineOptions, Findings
 from gpuwarden.checkpoints.layouts import adapter
 from gpuwarden.checkpoints.verify import report, verify
 from gpuwarden.core.evidence import Cause
@@ -114,7 +114,7 @@ def test_a_model_without_one_of_its_tensors_is_not_proven(tmp_path: Path) -> Non
             folder = tmp_path / f"{kind}{number}"
             shutil.copytree(tmp_path / kind, folder)
             save_file(fewer, folder / "model.safetensors", {"format": "pt"})
-            found[f"{kind} {change}"] = examine(folder, Ask())
+            found[f"{kind} {change}"] = examine(folder, ExamineOptions())
     build(list(found.values()))
     proven = [change for change, one in found.items() if report(one, Level.LOAD, "").verdict is Verdict.PROVEN]
     assert proven == [f"{kind} whole" for kind in MODELS]
@@ -218,7 +218,7 @@ def test_adapter_check_cost_is_linear_in_its_targets(tmp_path: Path) -> None:
         save_file({f"{s}.{h}": a for s in stems for h, a in halves.items()}, tmp_path / "adapter_model.safetensors")
         config = {"peft_type": "LORA", "r": 2, "target_modules": [s.removeprefix("base_model.model.") for s in stems]}
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-        found = examine(tmp_path, Ask(content=False))
+        found = examine(tmp_path, ExamineOptions(content=False))
         assert found.tree is not None
         counts.append(lines_run(partial(adapter.judge, found.tree.folders[0], found)))
         assert verify(tmp_path, Level.STRUCTURE).verdict is Verdict.PROVEN

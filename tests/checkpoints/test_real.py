@@ -21,7 +21,7 @@ from forked import own_progress_locks
 from gpuwarden.checkpoints import examine
 from gpuwarden.checkpoints.examine import look, reader
 from gpuwarden.checkpoints.file_model import Limits
-from gpuwarden.checkpoints.findings import Ask
+from gpuwarden.checkpoints.findings import ExamineOptions
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.verify import verify
 from gpuwarden.core.evidence import Cause
@@ -340,7 +340,7 @@ def test_mutants_neither_escape_nor_hang(tmp_path: Path, monkeypatch: pytest.Mon
             target = tmp_path / path.name
             target.write_bytes(mutate(data, dice))
             with counted_lines() as lines:
-                entry = look(target, target.name, Ask(limits=Limits()))
+                entry = look(target, target.name, ExamineOptions(limits=Limits()))
             dearest = max(dearest, lines())
             lines = " ".join((*entry.problems, *entry.doubts))
             assert entry.verdict == "proven" or lines

@@ -322,7 +322,7 @@ async def test_terminal_shows_harmless_text(ctx: Context, printed: Callable[[Res
     result = await pull(ctx, job)
     shown += printed(results.pulled(result), "pulled")
     for reply in errors():
-        how = {"InstancesReply": "listed", "WatchReply": "standing"}.get(type(reply).__name__, "failed")
+        how = {"InstancesReply": "listed", "WatchReply": "watch_round"}.get(type(reply).__name__, "failed")
         shown += printed(reply, how)
     assert words(shown) >= {"why", "metric", "alert", "log", "output", "stray", "finding", "refused", "watch", "note"}
     assert not DANGER.search(shown), repr(DANGER.findall(shown))

@@ -277,8 +277,8 @@ def test_forged_note_removes_no_other_entry(run: Cli, env: dict[str, str], tmp_p
     text = '{"mcpServers": {"gpuwarden": {"command": "mine"}, "guard": {"command": "theirs"}}}'
     for piece in ('"guard": {"command": "theirs"}', text, '"gpuwarden": {"command": "x"}, '):
         victim.write_text(text)
-        forged = changes.Written(file=str(victim), at=text.find(piece), text=piece, after=changes.digest(text))
-        changes.write_note(changes.Note(clients={"cursor": forged}))
+        forged = changes.WrittenChange(file=str(victim), at=text.find(piece), text=piece, after=changes.digest(text))
+        changes.write_note(changes.SetupRecord(clients={"cursor": forged}))
         assert (undo(env).clients["cursor"] == "removed") is (piece == text)
         assert json.loads(victim.read_text())["mcpServers"]["guard"] == {"command": "theirs"}
 

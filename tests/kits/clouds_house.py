@@ -24,7 +24,7 @@ from gpuwarden.interfaces.cli.approval import grant_spending
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.model import Fault as CloudFault
@@ -137,10 +137,10 @@ class House:
         assert done.job is not None
         return done.job.id
 
-    async def until(self, job: str, done: Callable[[Checked], bool], *, jump_s: float = 0.0) -> Checked:
+    async def until(self, job: str, done: Callable[[CheckedJob], bool], *, jump_s: float = 0.0) -> CheckedJob:
         """Poll, as an agent does. The clock jumps only while no process of the job is running."""
 
-        def good(seen: Checked) -> bool:
+        def good(seen: CheckedJob) -> bool:
             if done(seen):
                 return True
             at_work = seen.observation is not None and seen.observation.state in {Job.QUEUED, Job.RUNNING}
@@ -149,13 +149,13 @@ class House:
 
         return await soon(lambda: check(self.ctx, job), MACHINE_S, every=0.05, good=good)
 
-    async def running(self, job: str) -> Checked:
+    async def running(self, job: str) -> CheckedJob:
         return await self.until(job, lambda c: c.job.handle is not None, jump_s=5)
 
-    async def reached(self, job: str, step: int) -> Checked:
+    async def reached(self, job: str, step: int) -> CheckedJob:
         return await self.until(job, lambda c: bool(c.observation and c.observation.step == step))
 
-    async def ended(self, job: str) -> Checked:
+    async def ended(self, job: str) -> CheckedJob:
         return await self.until(job, lambda c: c.job.state in TERMINAL_JOBS, jump_s=1)
 
     def machine(self) -> str:

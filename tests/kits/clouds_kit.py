@@ -63,8 +63,8 @@ class CloudRig(Rig):
     def stray_404(self, ident: str) -> None:
         with pytest.raises(Refuse) as refused:
             self.cloud.need("no-such-instance")
-        told = refused.value.told
-        self.cloud.faults = [Fault("other", self.kind.gets, count=10**6, status=told.status, body=told.raw())]
+        reply = refused.value.reply
+        self.cloud.faults = [Fault("other", self.kind.gets, count=10**6, status=reply.status, body=reply.raw())]
 
     def refuse(self, *, makes: bool, names: bool = False) -> None:
         body = b"" if names else self.cloud.undescribed("order").raw()
@@ -127,7 +127,7 @@ class CloudContract(CloudTests, ProviderContract):
         known(await rig.provider.quote(rig.resources))
         instance = await self.rent(rig)
         await rig.provider.check()
-        if self.platform.asks_balance:
+        if self.platform.gets_balance:
             known(await rig.provider.balance())
         if rig.names_account:
             known(await rig.provider.account_id())
@@ -143,7 +143,7 @@ class CloudContract(CloudTests, ProviderContract):
         rig.env[self.platform.provider.api.key_variable] = "wrong-key"
         with pytest.raises(AuthFailed):
             await rig.provider.list()
-        faults = [f for told in rig.cloud.told for f in Spec(Path(SPECS) / spec[0], spec[1]).faults(*told)]
+        faults = [f for exchange in rig.cloud.exchanges for f in Spec(Path(SPECS) / spec[0], spec[1]).faults(*exchange)]
         unexpected = [f for f in faults if not any(gap in f for gap in self.platform.gaps)]
         assert not unexpected, unexpected
 
@@ -203,7 +203,7 @@ class CloudContract(CloudTests, ProviderContract):
         instance = anyio.run(self.rent, rig)
         anyio.run(rig.provider.list)
         anyio.run(rig.provider.get, instance.id)
-        true = [told.body for asked, told in rig.cloud.told[-6:] if asked.method in {"GET", "POST"}]
+        true = [reply.body for request, reply in rig.cloud.exchanges[-6:] if request.method in {"GET", "POST"}]
 
         @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
         @given(st.data())
@@ -230,37 +230,37 @@ class CloudContract(CloudTests, ProviderContract):
     def may_be_said(self, status: int, raw: bytes, value: object) -> bool:
         """Return whether a reply may be parsed as `value`: it names instances, or explicitly reports none."""
         body = json.loads(raw) if raw and not value else None
-        return bool(value) or (isinstance(body, dict) and self.platform.says_nothing(status, body))
+        return bool(value) or (isinstance(body, dict) and self.platform.reports_no_instances(status, body))
 
     # ------------------------------------------------------------------------------------------------------- balance
 
     async def test_the_balance_is_reported_or_unsupported(self, rig: CloudRig) -> None:
-        if self.platform.asks_balance is None:
+        if self.platform.gets_balance is None:
             with pytest.raises(NotSupported):
                 await rig.provider.balance()
-            assert rig.cloud.asked == []
+            assert rig.cloud.requests == []
             return
         for money in (25.0, 0.0, -1.5):
             rig.cloud.money = money
-            told = known(await rig.provider.balance())
-            assert (told.amount, told.currency) == (pytest.approx(money), "USD")
-        assert rig.cloud.asked and all(re.search(self.platform.asks_balance, a.line) for a in rig.cloud.asked)
+            balance = known(await rig.provider.balance())
+            assert (balance.amount, balance.currency) == (pytest.approx(money), "USD")
+        assert rig.cloud.requests and all(re.search(self.platform.gets_balance, a.line) for a in rig.cloud.requests)
 
     @pytest.mark.parametrize("kind", GARBAGE)
     async def test_an_unreadable_balance_is_unknown(self, rig: CloudRig, kind: Kind) -> None:
-        if self.platform.asks_balance is None:
+        if self.platform.gets_balance is None:
             return
-        rig.cloud.faults = [Fault(kind, self.platform.asks_balance)]
+        rig.cloud.faults = [Fault(kind, self.platform.gets_balance)]
         answer = await rig.provider.balance()
         assert isinstance(answer, Unknown) and KEY not in answer.why
 
     def test_a_damaged_balance_reply_never_invents_an_amount(self, tmp_path: Path, web: Web) -> None:
-        if self.platform.asks_balance is None:
+        if self.platform.gets_balance is None:
             return
         rig = self.make(tmp_path, web)
         rig.cloud.money = 25.0
         anyio.run(rig.provider.balance)
-        (_, true), asks = rig.cloud.told[-1], self.platform.asks_balance
+        (_, true), asks = rig.cloud.exchanges[-1], self.platform.gets_balance
         numbers = set(re.findall(r"-?\d+(?:\.\d+)?", json.dumps(true.body)))
 
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -271,8 +271,8 @@ class CloudContract(CloudTests, ProviderContract):
                 answer: Answer[Balance] = anyio.run(rig.provider.balance)
             except WardenError:
                 return
-            told = answer.value.amount if isinstance(answer, Known) else None
-            assert told is None or told == pytest.approx(25.0) or str(told) in numbers, (body, answer)
+            amount = answer.value.amount if isinstance(answer, Known) else None
+            assert amount is None or amount == pytest.approx(25.0) or str(amount) in numbers, (body, answer)
 
         attack()
 
@@ -305,7 +305,7 @@ class CloudContract(CloudTests, ProviderContract):
         with pytest.raises(AuthFailed) as caught:
             await rig.provider.list()
         assert self.platform.provider.api.key_variable in in_calls(caught.value.next_steps)
-        assert rig.cloud.asked == []
+        assert rig.cloud.requests == []
 
     async def test_an_echoed_key_is_redacted(self, rig: CloudRig) -> None:
         body = json.dumps(dict.fromkeys(("detail", "message", "msg", "error", "title"), f"bad key {KEY}")).encode()
@@ -324,12 +324,16 @@ class CloudContract(CloudTests, ProviderContract):
         for ident in ("../account", "a/b", "a?b=c", "", "a b", "\u0661", "-x", "x" * 300, "%2e%2e"):
             assert known(await rig.provider.get(ident)) is None
             known(await rig.provider.terminate(ident))
-        assert rig.cloud.asked == []
+        assert rig.cloud.requests == []
 
     async def test_a_list_with_an_unusable_id_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         known(await rig.provider.list())
-        body = next(told.body for asked, told in reversed(rig.cloud.told) if re.search(self.platform.lists, asked.line))
+        body = next(
+            reply.body
+            for request, reply in reversed(rig.cloud.exchanges)
+            if re.search(self.platform.lists, request.line)
+        )
         text = json.dumps(body).replace(instance.id, "../account")
         assert text != json.dumps(body)
         rig.cloud.faults = [Fault("other", self.platform.lists, body=text.encode())]
@@ -374,7 +378,7 @@ class CloudContract(CloudTests, ProviderContract):
         await rig.provider.list()
         project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text("utf-8"))["project"]
         agent = f"{project['name']}/{__version__} (+{project['urls']['Homepage']})"
-        assert rig.cloud.asked[-1].headers["user-agent"] == agent
+        assert rig.cloud.requests[-1].headers["user-agent"] == agent
 
     @pytest.mark.attack("spending", "refuses a create and names the new machine in the refusal")
     @pytest.mark.parametrize("status", [400, 402, 409, 410, 422, 500, 503])
@@ -388,8 +392,8 @@ class CloudContract(CloudTests, ProviderContract):
         if not rig.names_account:
             return
         first = known(await rig.provider.account_id())
-        asked = len(rig.cloud.asked)
-        assert known(await rig.provider.account_id()) == first and len(rig.cloud.asked) == asked
+        request = len(rig.cloud.requests)
+        assert known(await rig.provider.account_id()) == first and len(rig.cloud.requests) == request
         rig.env[self.platform.provider.api.key_variable] = KEY_2
         assert known(await rig.provider.account_id()) != first
 

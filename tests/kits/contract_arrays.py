@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 
 from contract_backend import ENGINE_S, Engine, ended, until
-from gpuwarden.backends.base import Arrayed, ArrayTask
+from gpuwarden.backends.base import ArrayBackend, ArrayTask
 from gpuwarden.core.errors import BadReply, BadRequest, Unreachable, WardenError
 from gpuwarden.core.models import Handle, Known, Place, StopResult, Unknown
 from gpuwarden.core.states import Job
@@ -34,13 +34,13 @@ def tasks(engine: Engine, text: str, tokens: Sequence[str], **fields: object) ->
     return [ArrayTask(engine.job(text, env={"MINE": token}, **fields), token) for token in tokens]
 
 
-async def states(backend: Arrayed, handles: Sequence[Handle]) -> list[Job]:
+async def states(backend: ArrayBackend, handles: Sequence[Handle]) -> list[Job]:
     """Return the current state of each job, in the order of the handles."""
     seen = await backend.poll(handles)
     return [seen[handle.token].state for handle in handles]
 
 
-async def settled(backend: Arrayed, handles: Sequence[Handle], running: int) -> None:
+async def settled(backend: ArrayBackend, handles: Sequence[Handle], running: int) -> None:
     """Wait until `running` jobs are running; fail if there are ever more."""
 
     def good(found: list[Job]) -> bool:
@@ -51,12 +51,12 @@ async def settled(backend: Arrayed, handles: Sequence[Handle], running: int) -> 
 
 
 class ArrayContract:
-    """The promises of `gpuwarden.backends.base.Arrayed`."""
+    """The promises of `gpuwarden.backends.base.ArrayBackend`."""
 
-    async def test_the_backend_offers_arrays(self, backend: Arrayed) -> None:
-        assert isinstance(backend, Arrayed)
+    async def test_the_backend_offers_arrays(self, backend: ArrayBackend) -> None:
+        assert isinstance(backend, ArrayBackend)
 
-    async def test_each_task_is_its_own_job(self, backend: Arrayed, place: Place, engine: ArrayEngine) -> None:
+    async def test_each_task_is_its_own_job(self, backend: ArrayBackend, place: Place, engine: ArrayEngine) -> None:
         names = ["r-one", "r-two", "r-three"]
         text = 'echo "$MINE"; test "$MINE" != r-two || exit 3'
         handles = await backend.submit_array(tasks(engine, text, names), place, "r-each", at_once=3)
@@ -67,7 +67,7 @@ class ArrayContract:
         assert [await backend.stop(handles[name]) for name in names] == [StopResult.GONE] * 3
 
     async def test_each_task_gets_its_own_secrets_and_inputs(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine, tmp_path: Path
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine, tmp_path: Path
     ) -> None:
         given = []
         for name in ("s-one", "s-two"):
@@ -81,7 +81,9 @@ class ArrayContract:
             assert (await ended(backend, handle)).state is Job.SUCCEEDED
             assert (await backend.logs(handle)).text == f"{name}\n"
 
-    async def test_a_repeated_array_starts_nothing(self, backend: Arrayed, place: Place, engine: ArrayEngine) -> None:
+    async def test_a_repeated_array_starts_nothing(
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine
+    ) -> None:
         given = tasks(engine, "echo run", ["a-one", "a-two"])
         first = await backend.submit_array(given, place, "a-again", at_once=2)
         assert await backend.submit_array(given, place, "a-again", at_once=2) == first
@@ -92,7 +94,7 @@ class ArrayContract:
         assert [(await backend.logs(h)).text for h in first.values()] == ["run\n"] * 2
 
     async def test_jobs_are_adopted_after_a_lost_reply(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "echo run", ["l-one", "l-two", "l-three"])
         with engine.cut(), suppress(WardenError):
@@ -105,7 +107,7 @@ class ArrayContract:
             assert (await backend.logs(handle)).text == "run\n"
 
     async def test_a_task_and_a_job_with_the_same_token_run_once(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "echo run", ["o-one", "o-two", "o-three"])
         alone = await backend.submit(given[1].spec, place, "o-two", secrets={})
@@ -120,7 +122,7 @@ class ArrayContract:
         assert [(await backend.logs(h)).text for h in handles.values()] == ["run\n"] * 3
 
     async def test_a_later_attempt_of_a_task_is_its_own_job(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "exit 7", ["t-one", "t-two"])
         handles = await backend.submit_array(given, place, "t-tries", at_once=2)
@@ -131,7 +133,7 @@ class ArrayContract:
         assert (await backend.poll([handles["t-two"]]))["t-two"].attempt == 1
 
     async def test_the_array_limit_holds_and_tasks_stop_individually(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine
     ) -> None:
         given = tasks(engine, "sleep 60", ["b-0", "b-1", "b-2", "b-3"])
         handles = list((await backend.submit_array(given, place, "b-bound", at_once=2)).values())
@@ -156,7 +158,7 @@ class ArrayContract:
 
     @pytest.mark.parametrize("wrong", ["none", "twice", "apart", "many"])
     async def test_an_invalid_array_is_refused_before_anything_is_sent(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine, wrong: str
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine, wrong: str
     ) -> None:
         given = tasks(engine, "echo run", ["w-one", "w-two"])
         cases = {
@@ -171,7 +173,7 @@ class ArrayContract:
 
     @pytest.mark.parametrize("trouble", ["down", "odd"])
     async def test_submitting_an_array_to_a_failing_engine_starts_nothing(
-        self, backend: Arrayed, place: Place, engine: ArrayEngine, trouble: str
+        self, backend: ArrayBackend, place: Place, engine: ArrayEngine, trouble: str
     ) -> None:
         given = tasks(engine, "echo run", [f"d-{trouble}-1", f"d-{trouble}-2"])
         with getattr(engine, trouble)():

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from gpuwarden.backends._runner import RunnerBackend
-from gpuwarden.backends.base import Backend, Examiner
+from gpuwarden.backends.base import Backend, ExaminingBackend
 from gpuwarden.core.errors import BadReply, Unreachable, WardenError
 from gpuwarden.core.models import Artifact, Handle, JobSpec, Known, Level, Observation, Place, StopResult, Unknown
 from gpuwarden.core.states import Job
@@ -273,7 +273,7 @@ class BackendContract(EngineContract):
         assert inputs["one.txt"].read_bytes() == b"one.txt"
 
     async def test_checkpoints_are_examined_on_the_machine(self, backend: Backend, place: Place) -> None:
-        if not isinstance(backend, Examiner):
+        if not isinstance(backend, ExaminingBackend):
             pytest.skip("this backend can't look at files where they lie")
         made = "mkdir out; printf '%s' '{\"a\": 1}' > out/a.json; printf '{' > out/b.json; printf x > lone.txt"
         handle = await backend.submit(shell(made), place, "t-look", secrets={})

@@ -18,7 +18,7 @@ from gpuwarden.core.models import Answer, Instance, InstanceState, JobSpec, Know
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
-from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.accounts import BoundProvider
 from gpuwarden.lifecycle.leases.meter import look
 from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
@@ -257,7 +257,7 @@ class ProviderContract(ProviderTests):
         assert known(await rig.provider.list()) == (), "to that account there is nothing"
         for answer in await desk.looks():
             assert isinstance(answer, Unknown) and "account" in answer.why
-        bound = Bound(desk.ctx, lease)
+        bound = BoundProvider(desk.ctx, lease)
         acts = (bound.start, bound.stop, bound.terminate)
         for unknown in [await act(lease.instance_id) for act in acts] + [await bound.find(lease.id)]:
             assert isinstance(unknown, Unknown) and "account" in unknown.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpuwarden.core.engine import UNLIMITED, Asked, EngineLimits, Queue
+from gpuwarden.core.engine import UNLIMITED, EngineLimits, EngineRequest, Queue
 from gpuwarden.core.models import Known
 from gpuwarden.profiles import load_profile
 from gpuwarden.rules.facts import SubmitFacts
@@ -21,7 +21,7 @@ def cluster(
 ) -> SubmitFacts:
     """Return the facts about a job on a cluster with one queue."""
     limits = EngineLimits(
-        engine="slurm", version="24.05.3", asked=Asked(**asked),
+        engine="slurm", version="24.05.3", request=EngineRequest(**asked),
         queues=(QUEUE.model_copy(update=queue),), **more,
     )  # fmt: skip
     return submit(load_profile("slurm"), platform="slurm/box", quote=None, engine=Known(limits), **spec)

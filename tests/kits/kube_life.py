@@ -17,7 +17,7 @@ from gpuwarden.data import data_dir
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check, pause, resume
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, cancel, check, pause, resume
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import request
 from lifecycle_kit import open_house
@@ -95,10 +95,10 @@ def train(**changes: object) -> JobSpec:
     return JobSpec.model_validate({**given, "options": {"image": "python:3.12-slim"}, **changes})
 
 
-async def until(ctx: Context, job_id: str, good: Callable[[Checked], bool]) -> Checked:
+async def until(ctx: Context, job_id: str, good: Callable[[CheckedJob], bool]) -> CheckedJob:
     """Poll the job until `good` accepts the answer."""
 
-    async def look() -> Checked | None:
+    async def look() -> CheckedJob | None:
         seen = await check(ctx, job_id)
         return seen if good(seen) else None
 
@@ -114,7 +114,7 @@ async def refused(ctx: Context, spec: JobSpec) -> list[str]:
     return [f"{f.rule}: {f.message}" for f in error.value.findings if f.blocks]
 
 
-def said(seen: Checked, words: str) -> bool:
+def said(seen: CheckedJob, words: str) -> bool:
     """Return whether the log has these words."""
     return seen.log is not None and words in seen.log.text
 

@@ -25,7 +25,7 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle import context
 from gpuwarden.lifecycle.artifacts import local_copies
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.providers.rehearsal import RehearsalProvider
@@ -99,12 +99,12 @@ async def launch(ctx: Context, spec: JobSpec) -> str:
     return done.job.id
 
 
-def over(seen: Checked) -> bool:
+def over(seen: CheckedJob) -> bool:
     """Return whether the job has ended."""
     return seen.job.state in TERMINAL_JOBS
 
 
-async def until(ctx: Context, job_id: str, good: Callable[[Checked], object] = over) -> Checked:
+async def until(ctx: Context, job_id: str, good: Callable[[CheckedJob], object] = over) -> CheckedJob:
     """Poll a job with real processes until `good` accepts it. The clock does not advance meanwhile."""
     return await soon(lambda: check(ctx, job_id), every=0.1, good=good)
 

@@ -14,8 +14,8 @@ from gpuwarden.core.models import (
     Account,
     Answer,
     Balance,
-    Beat,
     Handle,
+    Heartbeat,
     Instance,
     InstanceState,
     JobSpec,
@@ -134,7 +134,7 @@ class World:
         self.add(f"job/{job}", ev.SubmitIntent(attempt=1))
         handle = Handle(backend="local", token=job, run_dir=f"/w/gw-{job}", place=place)
         self.add(f"job/{job}", ev.JobSubmitted(handle=handle, attempt=1))
-        self.add(f"job/{job}", ev.MachineSeen(machine="boot-1/9"))
+        self.add(f"job/{job}", ev.MachineIdentified(machine="boot-1/9"))
         self.clock.time = present
 
     def run(self, job: str, step: int, total: int, *, log: str = "", **more: object) -> None:
@@ -147,7 +147,7 @@ class World:
             "metrics": {"loss": loss(step), "learning_rate": 1.8e-4, "grad_norm": 0.71}, "curve": points,
             "source": "metrics", "machine": "boot-1/9", "started_at": now - 1.9 * HOUR, "eta_at": now + 1.2 * HOUR,
             "last_beat_at": now - 3,
-            "beat": Beat(
+            "beat": Heartbeat(
                 gpu_util=97.0, gpu_mem_used=61 * gib, mem_used=38 * gib, mem_limit=117 * gib, disk_free=9 * gib,
                 disk_total=200 * gib, inodes_free=12_000_000, inodes_total=13_000_000,
             ),
@@ -208,7 +208,8 @@ def busy_world(home: Path, clock: FakeClock | None = None) -> World:
     )  # fmt: skip
     world.add("receipt/r7mixt", ask)
     world.add(
-        "job/jlive", ev.EndingOrdered(verb="terminate", grace_s=900, through="approval", receipt="r0live", by="me")
+        "job/jlive",
+        ev.AutoTeardownOrdered(verb="terminate", grace_s=900, through="approval", receipt="r0live", by="me"),
     )
     report(world, "jlive", 2_310, seed=1)
     report(world, "jtwin", 1_150, seed=2)

@@ -16,7 +16,7 @@ from typing import Any
 from gpuwarden.backends._slurm_rows import Row
 from gpuwarden.backends.slurm import SlurmBackend
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.engine import Asked, EngineLimits, Queue
+from gpuwarden.core.engine import EngineLimits, EngineRequest, Queue
 from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.core.models import Handle, JobSpec, Place
 from gpuwarden.core.readiness import Needs, Readiness
@@ -127,7 +127,7 @@ class PretendQueue(SlurmBackend):
         stems = request["folders"]
         rows = [r for r in self.rows if r["name"].rpartition("-a")[0] in stems]
         none = {"rc": 1, "out": "", "err": "accounting is off", "kept": False}
-        return {"ok": True, "queue": {"rows": rows, "rc": 0}, "accounting": none, "said": {}}
+        return {"ok": True, "queue": {"rows": rows, "rc": 0}, "accounting": none, "messages": {}}
 
     def _stop(self, request: Mapping[str, Any]) -> dict[str, Any]:
         live = [r for r in self.rows if r["name"].rpartition("-a")[0] == request["name"]
@@ -150,7 +150,7 @@ class PretendQueue(SlurmBackend):
         return Readiness()
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        return EngineLimits(engine="slurm", version="24.05.3", asked=Asked(), queues=(LOW,))
+        return EngineLimits(engine="slurm", version="24.05.3", request=EngineRequest(), queues=(LOW,))
 
     async def stage(self, spec: JobSpec, place: Place, token: str, inputs: Mapping[str, Path] | None) -> Any:
         return await self.handle_of(place, token), SimpleNamespace(spec={"files": {}}, runner="runner.py")

@@ -8,7 +8,7 @@ from fakes import FakeClock
 from gpuwarden.core.models import Handle, JobSpec, Verb
 from gpuwarden.core.states import Job, Teardown
 from gpuwarden.lifecycle.artifacts.pull import pull
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
 from gpuwarden.rehearsal.model import Fault, Settings
@@ -44,7 +44,7 @@ class House:
         assert (await self.after(11, job)).job.state is Job.RUNNING
         return job
 
-    async def after(self, seconds: float, job: str) -> Checked:
+    async def after(self, seconds: float, job: str) -> CheckedJob:
         self.clock.advance(seconds)
         return await check(self.ctx, job)
 

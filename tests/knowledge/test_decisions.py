@@ -16,7 +16,7 @@ from counting import counted_lines
 from doors import JOB, quick_warden
 from gpuwarden.core.errors import BadRequest, Unreachable
 from gpuwarden.core.inputs import build
-from gpuwarden.core.models import Handle, JobSpec, Observation, Printed
+from gpuwarden.core.models import CommandOutput, Handle, JobSpec, Observation
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.decisions import decision_reply, outcome_line, outcome_reply, steps_of
 from gpuwarden.interfaces.results.diagnosing import diagnose_log
@@ -27,7 +27,7 @@ from gpuwarden.knowledge.decisions import (
     PAGE,
     READERS,
     Check,
-    Where,
+    CommandHost,
     decision_lists,
     for_entries,
     for_signs,
@@ -81,7 +81,7 @@ def test_every_trouble_sign_of_a_running_job_has_a_list() -> None:
 )
 def test_a_check_that_is_not_read_only_or_consistent_is_refused(change: dict[str, Any], wording: Wording) -> None:
     good = {"id": "x", "question": "Is it?", "command": ["df", "/tmp"], "reads": True, "outcomes": OUTCOMES}
-    assert Check.model_validate(good).on is Where.MACHINE
+    assert Check.model_validate(good).on is CommandHost.MACHINE
     with pytest.raises(ValidationError) as refused:
         Check.model_validate(good | change)
     (fault,) = refused.value.errors()
@@ -205,15 +205,15 @@ def test_a_slow_command_times_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 class Machine:
     """A backend whose machine prints output chosen by the test."""
 
-    def __init__(self, printed: dict[str, Printed] | Exception) -> None:
+    def __init__(self, printed: dict[str, CommandOutput] | Exception) -> None:
         self.printed = printed
         self.asked: list[tuple[str, ...]] = []
 
-    async def look(self, handle: Handle, commands: Any) -> dict[str, Printed]:
+    async def look(self, handle: Handle, commands: Any) -> dict[str, CommandOutput]:
         self.asked += commands.values()
         if isinstance(self.printed, Exception):
             raise self.printed
-        return {name: self.printed.get(argv[0], Printed(why="missing")) for name, argv in commands.items()}
+        return {name: self.printed.get(argv[0], CommandOutput(why="missing")) for name, argv in commands.items()}
 
 
 @pytest.fixture
@@ -239,7 +239,9 @@ async def test_read_only_checks_of_a_stalled_job_take_one_call(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
     job = await running(ctx)
-    machine = Machine({"nvidia-smi": Printed(exit=0, text="100\n"), "ps": Printed(exit=0, text="Rl python\n")})
+    machine = Machine(
+        {"nvidia-smi": CommandOutput(exit=0, text="100\n"), "ps": CommandOutput(exit=0, text="Rl python\n")}
+    )
     monkeypatch.setattr(Context, "backend", lambda self, name: machine)
     found = await outcomes(ctx, job, for_signs([Sign.STALL]))
     assert [(one.check, one.outcome) for one in found] == [
@@ -269,13 +271,13 @@ async def test_check_job_queries_the_machine_only_for_a_troubled_job(ctx: Contex
 
 
 def test_slurm_and_kubernetes_are_not_queried() -> None:
-    from gpuwarden.backends.base import Looker
+    from gpuwarden.backends.base import CommandBackend
     from gpuwarden.backends.kubernetes import KubernetesBackend
     from gpuwarden.backends.slurm import SlurmBackend
     from gpuwarden.backends.ssh import SshBackend
 
-    assert issubclass(SshBackend, Looker)
-    assert not issubclass(SlurmBackend, Looker) and not issubclass(KubernetesBackend, Looker)
+    assert issubclass(SshBackend, CommandBackend)
+    assert not issubclass(SlurmBackend, CommandBackend) and not issubclass(KubernetesBackend, CommandBackend)
 
 
 # ------------------------------------------------------------------------------------------------------- display

@@ -11,7 +11,7 @@ import pytest
 from counting import lines_run
 from failing_jobs import Jobs, jobs_here, script, told
 from gpuwarden.interfaces.results.check import diagnosis_reply
-from gpuwarden.knowledge import Seen, Sign, diagnose, shipped
+from gpuwarden.knowledge import ObservedSign, Sign, diagnose, shipped
 from gpuwarden.lifecycle.artifacts.local_copies import read_piece
 from gpuwarden.lifecycle.monitoring.diagnose import TAIL, tail_of
 from gpuwarden.lifecycle.records import read_job
@@ -133,10 +133,10 @@ def test_every_kind_of_sign_has_one_entry_and_is_never_certain() -> None:
     for sign in Sign:
         entries = [g.id for g in shipped().gotchas.values() if sign in g.signs]
         assert len(entries) == 1, sign
-        [found] = diagnose(shipped(), "", seen=[Seen(sign=sign, text="seen")])
+        [found] = diagnose(shipped(), "", seen=[ObservedSign(sign=sign, text="seen")])
         assert (found.id, found.certainty, found.lines[0].number) == (entries[0], "possible", 0)
-        assert diagnose(shipped(), "", seen=[Seen(sign=sign, text="seen", sure=True)])[0].certainty == "likely"
-        [running] = diagnose(shipped(), ERROR, seen=[Seen(sign=sign, text="seen", sure=True)], failed=False)[:1]
+        assert diagnose(shipped(), "", seen=[ObservedSign(sign=sign, text="seen", sure=True)])[0].certainty == "likely"
+        [running] = diagnose(shipped(), ERROR, seen=[ObservedSign(sign=sign, text="seen", sure=True)], failed=False)[:1]
         assert running.certainty == "possible"
         assert diagnosis_reply(found, ()).lines.splitlines()[1] == "observed: seen"
 
@@ -144,12 +144,12 @@ def test_every_kind_of_sign_has_one_entry_and_is_never_certain() -> None:
 def test_a_log_line_and_a_sign_decide_between_two_entries() -> None:
     log = "OSError: [Errno 28] No space left on device\n"
     for sign, want, other in ((Sign.DISK_FULL, "CKPT-004", "UNI-007"), (Sign.INODES_USED, "UNI-007", "CKPT-004")):
-        first, second = diagnose(shipped(), log, seen=[Seen(sign=sign, text="heartbeat")])
+        first, second = diagnose(shipped(), log, seen=[ObservedSign(sign=sign, text="heartbeat")])
         assert (first.id, first.certainty, second.id, second.certainty) == (want, "likely", other, "possible")
 
 
 def test_the_log_of_a_running_job_explains_only_a_stall() -> None:
-    nan, stall = Seen(sign=Sign.NONFINITE_LOSS, text="loss"), Seen(sign=Sign.STALL, text="nothing new")
+    nan, stall = ObservedSign(sign=Sign.NONFINITE_LOSS, text="loss"), ObservedSign(sign=Sign.STALL, text="nothing new")
     assert [d.id for d in diagnose(shipped(), ERROR, seen=[nan], failed=False)] == ["PREC-011"]
     found = diagnose(shipped(), ERROR, seen=[stall], failed=False)
     assert [(d.id, d.certainty) for d in found] == [("DATA-015", "possible"), ("PERF-019", "possible")]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.knowledge import diagnose, load, shipped
-from gpuwarden.knowledge.proposal import Bar, draft, signature_for
+from gpuwarden.knowledge.proposal import LessonClaims, draft, signature_for
 from wording import Wording
 
-MET = Bar(root_caused=True, reproduced=False, mechanistic=True, general=True)
+MET = LessonClaims(root_caused=True, reproduced=False, mechanistic=True, general=True)
 LINE = "FrobnicatorError: lane 3 of 'gpu-7' lost sync after 12.5 s (/opt/frob/lane.py)"
 FIELDS: dict[str, Any] = {
     "symptom": "The frobnicator loses its lanes after a while.",
@@ -46,17 +46,17 @@ def test_already_known_lines_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    "bar",
+    "claims",
     [
-        Bar(root_caused=False, reproduced=True, mechanistic=True, general=True),
-        Bar(root_caused=True, reproduced=False, mechanistic=False, general=True),
-        Bar(root_caused=True, reproduced=True, mechanistic=True, general=False),
+        LessonClaims(root_caused=False, reproduced=True, mechanistic=True, general=True),
+        LessonClaims(root_caused=True, reproduced=False, mechanistic=False, general=True),
+        LessonClaims(root_caused=True, reproduced=True, mechanistic=True, general=False),
     ],
     ids=["no cause", "not seen twice", "of one person"],
 )
-def test_a_proposal_below_the_bar_is_refused(bar: Bar, wording: Wording) -> None:
+def test_a_proposal_below_the_bar_is_refused(claims: LessonClaims, wording: Wording) -> None:
     with pytest.raises(BadRequest) as refused:
-        draft(shipped(), "training/throughput", "T", FIELDS, (LINE,), bar)
+        draft(shipped(), "training/throughput", "T", FIELDS, (LINE,), claims)
     wording(refused)
 
 

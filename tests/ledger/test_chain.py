@@ -17,7 +17,7 @@ from fakes import FakeClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.audit import audit
 from gpuwarden.ledger.chain import Break, Head, HeadFile
-from gpuwarden.ledger.events import CreateIntent, LeaseNone, MachineSeen
+from gpuwarden.ledger.events import CreateIntent, LeaseNone, MachineIdentified
 from gpuwarden.ledger.store import Ledger
 from paths import FIXTURES
 from wording import Wording
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
     ledger = opened(folder)
     for n in range(5):
         ledger.add(f"lease/j{n}-i1", CreateIntent(job=f"j{n}", platform="vastai", generation=1), token=f"j{n}-i1")
-        ledger.add(f"job/j{n}", MachineSeen(machine=f"boot-{n}/é"))
+        ledger.add(f"job/j{n}", MachineIdentified(machine=f"boot-{n}/é"))
     ledger.close()
     return folder
 
@@ -114,7 +114,7 @@ def test_events_added_to_a_truncated_ledger_do_not_hide_the_cut(home: Path) -> N
     forge(home, "DELETE FROM events WHERE seq > 7")
     ledger = opened(home)
     for n in range(20):
-        ledger.add("job/j9", MachineSeen(machine=f"boot-{n}"))
+        ledger.add("job/j9", MachineIdentified(machine=f"boot-{n}"))
     for again in (ledger, opened(home)):
         trouble = again.trouble()
         assert trouble is not None and trouble.code == "replaced"
@@ -127,20 +127,20 @@ def test_later_events_do_not_hide_a_restored_backup(home: Path) -> None:
     ledger = opened(home)
     forge(home, "DELETE FROM events WHERE seq > 7")
     for n in range(5):
-        ledger.add("job/j9", MachineSeen(machine=f"boot-{n}"))
+        ledger.add("job/j9", MachineIdentified(machine=f"boot-{n}"))
         found = ledger.trouble()
         assert found is not None and found.incomplete, n
     for again in (opened(home), opened(home)):  # later processes detect it too
         found = again.trouble()
         assert found is not None and found.code == "replaced"
-        again.add("job/j9", MachineSeen(machine="z"))
+        again.add("job/j9", MachineIdentified(machine="z"))
 
 
 @pytest.mark.attack("ledger", "puts an older copy in the ledger's place")
 def test_a_ledger_replaced_by_an_older_copy_is_detected(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "ledger.db", tmp_path / "copy.db")
     ledger = opened(home)
-    ledger.add("job/j9", MachineSeen(machine="boot"))
+    ledger.add("job/j9", MachineIdentified(machine="boot"))
     ledger.close()
     shutil.copy(tmp_path / "copy.db", home / "ledger.db")
     trouble = opened(home).trouble()
@@ -155,7 +155,7 @@ def test_a_ledger_removed_while_open_accepts_no_more_events(home: Path, wording:
     trouble = ledger.trouble()
     assert trouble is not None and trouble.code == "moved"
     with pytest.raises(LedgerError) as refused:
-        ledger.add("job/j9", MachineSeen(machine="boot"))
+        ledger.add("job/j9", MachineIdentified(machine="boot"))
     wording(refused)
 
 
@@ -182,7 +182,7 @@ def test_a_new_ledger_next_to_traces_of_jobs_warns_until_the_user_decides(home: 
     (home / "pulls").mkdir()
     (home / "pulls" / "j1.json").touch()
     ledger = opened(home)
-    ledger.add("job/j9", MachineSeen(machine="boot"))
+    ledger.add("job/j9", MachineIdentified(machine="boot"))
     for again in (ledger, opened(home)):
         trouble = again.trouble()
         assert trouble is not None and trouble.code == "lost" and trouble.parameters["beside"] == "pulls"
@@ -208,9 +208,9 @@ def test_a_rolled_back_event_is_neither_read_nor_chained(home: Path) -> None:
 def test_concurrent_writers_make_one_chain(home: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom gpuwarden.core.clock import SystemClock\n"
-        "from gpuwarden.ledger.events import MachineSeen\nfrom gpuwarden.ledger.store import Ledger\n"
+        "from gpuwarden.ledger.events import MachineIdentified\nfrom gpuwarden.ledger.store import Ledger\n"
         "ledger = Ledger(Path(sys.argv[1]), SystemClock())\n"
-        "for n in range(40): ledger.add('job/j1', MachineSeen(machine=sys.argv[2]))\n"
+        "for n in range(40): ledger.add('job/j1', MachineIdentified(machine=sys.argv[2]))\n"
     )
     argv = [sys.executable, "-c", code, str(home / "ledger.db")]
     racers = [subprocess.Popen([*argv, str(n)]) for n in range(3)]

@@ -14,7 +14,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.accounts import WHY, Match
 from gpuwarden.lifecycle.leases.meter import believed, look
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_lease
@@ -56,7 +56,7 @@ class House:
     async def finished(self) -> str:
         job = await launch(self.ctx, training(self.folder / "said"))
 
-        def ended(seen: Checked) -> bool:
+        def ended(seen: CheckedJob) -> bool:
             moves_on(self.first, 1)
             return seen.job.state is Job.SUCCEEDED
 

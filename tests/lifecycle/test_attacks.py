@@ -26,7 +26,7 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, cancel
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, cancel
 from gpuwarden.lifecycle.records import job_ids
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.lifecycle.teardown.gate import request
@@ -54,7 +54,7 @@ def job(lines: str = 'save("out/model.safetensors")', **more: object) -> JobSpec
     return JobSpec.model_validate({**JOB, "script": SAVE + lines, **more})
 
 
-async def ended(ctx: Context, spec: JobSpec) -> Checked:
+async def ended(ctx: Context, spec: JobSpec) -> CheckedJob:
     """Launch a job and poll until it has ended."""
     first = await submit(ctx, spec)
     done = await submit(ctx, spec, receipt=first.receipt)
@@ -335,7 +335,7 @@ async def test_a_running_job_with_a_forged_end_is_not_torn_down(ctx: Context, mo
     again = await submit(ctx, job(FORGES), receipt=first.receipt)
     assert again.job is not None
 
-    def claimed(seen: Checked) -> bool:
+    def claimed(seen: CheckedJob) -> bool:
         """Return whether the status file claims success while its supervisor is alive."""
         assert seen.job.state in {"provisioning", "submitting", "running"}
         return seen.observation is not None and seen.observation.reason is Code.ENDING

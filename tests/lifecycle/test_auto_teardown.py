@@ -18,25 +18,31 @@ from gpuwarden.core.states import Lease, Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import grant_spending
-from gpuwarden.interfaces.cli.drawing import ending_of, local, zone
+from gpuwarden.interfaces.cli.drawing import auto_teardown_lines, local, zone
 from gpuwarden.interfaces.cli.screen import pending
-from gpuwarden.interfaces.results.base import EndingReply
+from gpuwarden.interfaces.results.base import AutoTeardownReply
 from gpuwarden.interfaces.results.overview import status_of
-from gpuwarden.ledger.events import ApprovalGranted, EndingAnnounced, EndingOrdered, LeaseCameBack, ReceiptIssued
+from gpuwarden.ledger.events import (
+    ApprovalGranted,
+    AutoTeardownAnnounced,
+    AutoTeardownOrdered,
+    LeaseCameBack,
+    ReceiptIssued,
+)
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.leases.auto_teardown import order_for
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import waiting_for_approval
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.overview import glance
+from gpuwarden.lifecycle.monitoring.overview import cached_overview
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown import orders
-from gpuwarden.lifecycle.teardown.orders import Objection, object_to
-from gpuwarden.policy_record import InForce, Notice
+from gpuwarden.lifecycle.teardown.orders import HoldOutcome, hold_machine
+from gpuwarden.policy_record import ActivePolicy, Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import WEALTHY, prove, records
 from orders_kit import MINUTE, Ordered
@@ -49,7 +55,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: Ordered) -> None:
     job = await ending_house.proven()
-    ordered = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
+    ordered = ending_house.ctx.ledger.last(f"job/{job}", AutoTeardownOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.policy) == (
         "policy",
         ending_house.ctx.in_force.digest,
@@ -72,11 +78,11 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
     assert checked.automatic_teardown == "terminate"
     wording(checked.message)
     job = await ending_house.proven()
-    accepted = ending_house.ctx.ledger.last(f"job/{job}", EndingOrdered)
+    accepted = ending_house.ctx.ledger.last(f"job/{job}", AutoTeardownOrdered)
     assert accepted is not None
 
-    async def shown() -> tuple[EndingReply | None, EndingReply | None]:
-        line = next(line for line in status_of(glance(ending_house.ctx, {})).ended if line.job_id == job)
+    async def shown() -> tuple[AutoTeardownReply | None, AutoTeardownReply | None]:
+        line = next(line for line in status_of(cached_overview(ending_house.ctx, {})).ended if line.job_id == job)
         reply = results.checked(await check(ending_house.ctx, job, limit=0))
         assert reply.log == "" and reply.log_cursor is None, "no byte of it was asked for"
         return reply.ending, line.ending
@@ -86,23 +92,23 @@ async def test_the_order_is_shown_from_the_first_price_to_the_end(ending_house: 
     assert (ending.automatic_teardown, ending.through, ending.grace_minutes) == ("terminate", "policy", 7)
     assert (ending.set_at, ending.ends_at, ending.self_stop_after_minutes) == (accepted.at, None, 20)
     set_at = f"{local(accepted.at, '%m-%d %H:%M')} {zone()}"
-    wording(" ".join(ending_of(ending)), set_at, "20m")
+    wording(" ".join(auto_teardown_lines(ending)), set_at, "20m")
     await ending_house.watched(2)
     ending, _ = await shown()
-    announced = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
+    announced = ending_house.ctx.ledger.last(f"job/{job}", AutoTeardownAnnounced)
     assert ending is not None and announced is not None and ending.ends_at == announced.data.ends_at
     ends_at = f"{local(ending.ends_at)} {zone()}"
-    assert ends_at in " ".join(ending_of(ending))
+    assert ends_at in " ".join(auto_teardown_lines(ending))
     (waiting,) = what_waits(ending_house.ctx)
     assert (waiting.kind, waiting.expires_at) == ("ordered", ending.ends_at)
     (text,) = pending([waiting])
     wording(text, job)
-    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD
+    assert hold_machine(ending_house.ctx, job, "command line", "test") is HoldOutcome.HELD
     ending, _ = await shown()
     assert (
         ending is not None and ending.objected_at == ending_house.clock.now() and ending.self_stop_after_minutes is None
     )
-    wording(" ".join(ending_of(ending)), f"{local(ending.objected_at)} {zone()}")
+    wording(" ".join(auto_teardown_lines(ending)), f"{local(ending.objected_at)} {zone()}")
 
 
 async def test_a_job_without_an_order_shows_none(tmp_path: Path, processes: Processes, wording: Wording) -> None:
@@ -142,7 +148,7 @@ async def test_a_machine_without_an_order_is_not_ended(tmp_path: Path, processes
     house = Ordered(tmp_path / "home", processes, "off")
     job = await house.proven()
     await house.watched(60)
-    assert house.bills() and house.ctx.ledger.last(f"job/{job}", EndingOrdered) is None
+    assert house.bills() and house.ctx.ledger.last(f"job/{job}", AutoTeardownOrdered) is None
 
 
 async def test_a_stop_order_stops_the_machine(tmp_path: Path, processes: Processes) -> None:
@@ -169,19 +175,19 @@ async def test_ending_a_stopped_machine_raises_no_came_back_alert(tmp_path: Path
 async def test_an_objection_in_the_grace_keeps_the_machine(ending_house: Ordered) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
-    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD
+    assert hold_machine(ending_house.ctx, job, "command line", "test") is HoldOutcome.HELD
     raised_kinds = await ending_house.watched(60)
     assert ending_house.bills() and "approval" in raised_kinds, "now a person is asked"
-    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.HELD, "it still stays"
+    assert hold_machine(ending_house.ctx, job, "command line", "test") is HoldOutcome.HELD, "it still stays"
     view = await ending_house.yes(await ending_house.asks(job))
     assert (await ending_house.until_off(view)).record.state is Teardown.VERIFIED_STOPPED
-    assert object_to(ending_house.ctx, job, "command line", "test") is Objection.TOO_LATE
+    assert hold_machine(ending_house.ctx, job, "command line", "test") is HoldOutcome.TOO_LATE
 
 
-@pytest.mark.parametrize("effect", Objection)
-def test_the_reply_to_an_objection_reports_its_effect(effect: Objection, wording: Wording) -> None:
+@pytest.mark.parametrize("effect", HoldOutcome)
+def test_the_reply_to_an_objection_reports_its_effect(effect: HoldOutcome, wording: Wording) -> None:
     reply = approval.held("j1", effect)
-    assert (reply.code, reply.ok) == (effect, effect is not Objection.TOO_LATE)
+    assert (reply.code, reply.ok) == (effect, effect is not HoldOutcome.TOO_LATE)
     wording(f"{reply.message} {manual_text(reply.next)}")
 
 
@@ -206,8 +212,8 @@ async def test_an_order_holds_while_the_policy_gives_it(
     raised_kinds = await house.watched(60)
     assert house.bills() is not ends
     assert bool({"approval", "finished_billing"} & set(raised_kinds)) is not ends, "else a person is asked"
-    effect = object_to(house.ctx, job, "command line", "test")
-    assert effect is (Objection.TOO_LATE if ends else Objection.HELD), "the order may come back with the policy"
+    effect = hold_machine(house.ctx, job, "command line", "test")
+    assert effect is (HoldOutcome.TOO_LATE if ends else HoldOutcome.HELD), "the order may come back with the policy"
     now_orders(house, order)
     await house.watched(60)
     assert house.bills() is not ends
@@ -236,7 +242,7 @@ async def test_a_broken_policy_orders_nothing_and_hides_no_machine(ending_house:
     await ending_house.proven()
     ordering = ending_house.ctx.source
 
-    def broken() -> InForce:
+    def broken() -> ActivePolicy:
         raise BadRequest("the policy file is not valid TOML", "Fix that line.")
 
     ending_house.ctx.source = broken
@@ -390,7 +396,7 @@ async def test_an_order_for_one_job_is_given_with_its_spending_approval(tmp_path
     grant_spending(house.ctx, issued, "terminal", "user test", "terminate")
     done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
     assert done.job is not None
-    ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
+    ordered = house.ctx.ledger.last(f"job/{done.job.id}", AutoTeardownOrdered)
     assert ordered is not None
     assert (ordered.data.verb, ordered.data.through, ordered.data.by) == ("terminate", "approval", "user test")
     assert ordered.data.receipt == checked.receipt
@@ -404,16 +410,16 @@ async def test_the_terminal_explains_an_order_before_it_is_given(
     assert checked.receipt and not checked.ask
     person = Typed("yes")
     assert (
-        await approval.ask(house.ctx, checked.receipt, person, decided=approval.Decided("terminate"))
+        await approval.ask(house.ctx, checked.receipt, person, decided=approval.ApprovalDecisions("terminate"))
     ).code == "approved"
     before, told = person.shown.splitlines()[-3:-1]
     wording(f"{before}\n{told}", "terminate", "7", "gpuwarden hold")
     done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
     assert done.job is not None
-    ordered = house.ctx.ledger.last(f"job/{done.job.id}", EndingOrdered)
+    ordered = house.ctx.ledger.last(f"job/{done.job.id}", AutoTeardownOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.grace_s) == ("approval", 420.0)
     with pytest.raises(Conflict) as refused:
-        await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=approval.Decided("stop"))
+        await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=approval.ApprovalDecisions("stop"))
     wording(refused)
 
 
@@ -423,11 +429,13 @@ async def test_answering_no_at_the_terminal_orders_nothing(
     house = Ordered(tmp_path / "home", processes, "off")
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
-        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=approval.Decided("terminate"))
+        await approval.ask(
+            house.ctx, str(checked.receipt), Typed("no"), decided=approval.ApprovalDecisions("terminate")
+        )
     assert order_for(house.ctx, str(checked.receipt)) is None
     view = await house.asks(await house.proven())
     with pytest.raises(BadRequest) as refused:
-        await approval.ask(house.ctx, view.record.id, Typed("yes"), decided=approval.Decided("terminate"))
+        await approval.ask(house.ctx, view.record.id, Typed("yes"), decided=approval.ApprovalDecisions("terminate"))
     wording(refused)
 
 
@@ -481,13 +489,13 @@ async def test_an_announcement_without_its_alert_ends_nothing(ending_house: Orde
     with patch.object(ending_house.ctx.ledger, "alert", return_value=None):
         for _ in range(30):
             ending_house.clock.advance(60)
-            await orders.Orders(ending_house.ctx).round()
+            await orders.AutoTeardowns(ending_house.ctx).round()
     assert ending_house.bills(), "nobody was warned, so nobody could object"
 
 
 async def test_an_objection_for_an_unknown_job_is_an_error(ending_house: Ordered) -> None:
     with pytest.raises(NotFound):
-        object_to(ending_house.ctx, "j-nothing", "command line", "test")
+        hold_machine(ending_house.ctx, "j-nothing", "command line", "test")
 
 
 async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: Wording) -> None:
@@ -495,7 +503,7 @@ async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: 
 
     job = await ending_house.proven()
     view = await ending_house.asks(job)
-    order = EndingOrdered(verb="terminate", grace_s=0, through="policy")
+    order = AutoTeardownOrdered(verb="terminate", grace_s=0, through="policy")
     with pytest.raises(Conflict) as refused:
         await approve_by_order(ending_house.ctx, view.record.id, "sha256:other", order)
     wording(refused, view.record.id)

@@ -12,7 +12,7 @@ import pytest
 from gpuwarden.core.models import InstanceState
 from gpuwarden.core.policy import TeardownPolicy
 from gpuwarden.core.states import Lease, Teardown
-from gpuwarden.ledger.events import ApprovalUsed, EndingAnnounced, VerbSent
+from gpuwarden.ledger.events import ApprovalUsed, AutoTeardownAnnounced, VerbSent
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_lease
@@ -142,7 +142,7 @@ async def test_a_policy_edited_during_the_grace_withdraws_or_delays_the_order(
 ) -> None:
     job = await ending_house.proven()
     await ending_house.watched(5)
-    said = ending_house.ctx.ledger.last(f"job/{job}", EndingAnnounced)
+    said = ending_house.ctx.ledger.last(f"job/{job}", AutoTeardownAnnounced)
     assert said is not None and said.data.verb == "terminate"
     ending_house.ctx.policy = ending_house.ctx.policy.model_copy(
         update={"teardown": TeardownPolicy.model_validate({"automatic": later, "grace_minutes": 60})}

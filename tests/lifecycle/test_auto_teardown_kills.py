@@ -31,7 +31,7 @@ from gpuwarden.core.models import Answer, Artifact, Handle, Instance, InstanceSt
 from gpuwarden.core.policy import TeardownPolicy
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingAnnounced, LeaseStopping, VerbIntent
+from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, AutoTeardownAnnounced, LeaseStopping, VerbIntent
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.alert_conditions import ORDER_LATE_S
@@ -41,7 +41,7 @@ from gpuwarden.lifecycle.notify import ENDING_SOON
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown.gate import PATIENCE_S
-from gpuwarden.lifecycle.teardown.orders import Objection, object_to
+from gpuwarden.lifecycle.teardown.orders import HoldOutcome, hold_machine
 from gpuwarden.providers.rehearsal import RehearsalProvider
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.rehearsal.model import Fault, Faults
@@ -130,7 +130,7 @@ class Night:
         self.policy = WEALTHY.model_copy(update={"teardown": order, "watch": CALLED})
         self.cloud: Cloud | None = None
         self.deaths, self.lies = 0, Counter[str]()
-        self.effect: Objection | None = None
+        self.effect: HoldOutcome | None = None
         self.calls_before = 0
         """Number of calls sent before the user objected."""
         self.excused_until = 0.0
@@ -139,7 +139,7 @@ class Night:
     @property
     def held(self) -> bool:
         """Whether the user was told that the machine stays."""
-        return self.effect is Objection.HELD
+        return self.effect is HoldOutcome.HELD
 
     def calls(self) -> list[Event[VerbIntent]]:
         return self.ctx.ledger.events(f"lease/{self.job}-i1", kind=VerbIntent)
@@ -148,7 +148,7 @@ class Night:
         """Object from another process, at whatever point this one has reached."""
         other = open_house(self.home, self.clock, policy=self.policy)
         if self.effect is None and automatic_teardown(other, self.job):
-            self.effect = object_to(other, self.job, "command line", "test")
+            self.effect = hold_machine(other, self.job, "command line", "test")
             self.calls_before = len(self.calls())
         other.ledger.close()
 
@@ -299,7 +299,7 @@ class Night:
         watch = self.policy.watch
         if job.state not in TERMINAL_JOBS:
             return now - job.since <= watch.unknown_minutes * 60
-        said = ledger.last(job.subject, EndingAnnounced)
+        said = ledger.last(job.subject, AutoTeardownAnnounced)
         announced = said is not None and automatic_teardown(self.ctx, job.id) is not None
         if announced and said is not None and now <= said.data.ends_at + ORDER_LATE_S:
             return ledger.alert(job.subject, ENDING_SOON, str(said.seq)) is not None
@@ -455,7 +455,7 @@ def test_an_objection_gets_a_true_answer_at_every_point(tmp_path: Path, phone: P
         night.objects()
         night.do(_later, night)
         answers[str(night.effect)] += 1
-        assert night.bills() or night.effect is Objection.TOO_LATE, night.story()
+        assert night.bills() or night.effect is HoldOutcome.TOO_LATE, night.story()
         assert len(night.calls()) == night.calls_before, night.story()
         assert not night.bills() or night.ctx.ledger.standing_alerts(), f"it bills unseen\n{night.story()}"
         assert not promises(night.ctx.ledger, night.cloud), night.story()  # type: ignore[arg-type]

@@ -15,14 +15,21 @@ from gpuwarden.core.guidance import Action
 from gpuwarden.core.states import Job, Teardown
 from gpuwarden.interfaces.cli import main
 from gpuwarden.interfaces.cli.approval import grant_spending
-from gpuwarden.ledger.events import AlertRaised, AlertSent, AlertUnsent, EndingAnnounced, ReceiptIssued, VerbIntent
+from gpuwarden.ledger.events import (
+    AlertRaised,
+    AlertSent,
+    AlertUnsent,
+    AutoTeardownAnnounced,
+    ReceiptIssued,
+    VerbIntent,
+)
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import WATCHED_S, automatic_teardown, notices
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.overview import glance
+from gpuwarden.lifecycle.monitoring.overview import cached_overview
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from gpuwarden.lifecycle.monitoring.watch import Watcher
-from gpuwarden.lifecycle.notify import ENDING_SOON, Courier
+from gpuwarden.lifecycle.notify import ENDING_SOON, AlertSender
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.lifecycle.teardown import gate
@@ -66,7 +73,7 @@ async def test_the_grace_begins_when_the_notice_is_delivered(house: Ordered, pho
 
 async def test_the_next_watch_sends_a_recorded_but_unsent_notice(house: Ordered, phone: Phone) -> None:
     await house.proven()
-    with patch.object(Courier, "round", side_effect=RuntimeError("killed")):
+    with patch.object(AlertSender, "round", side_effect=RuntimeError("killed")):
         await house.watched(1)
     assert house.ctx.ledger.events(kind=AlertRaised) and not phone.taken
     restarted(house)
@@ -90,10 +97,10 @@ async def test_a_failing_channel_is_retried_with_backoff(house: Ordered, phone: 
         await house.watched(60)
     unsent = house.ctx.ledger.events(kind=AlertUnsent)
     assert 6 <= len(asked) <= 14 and len(unsent) == len({e.data.alert for e in unsent}) == 2
-    assert house.watcher.courier.trouble == {"desktop": "no"}
+    assert house.watcher.alert_sender.trouble == {"desktop": "no"}
     await house.watched(11)
     assert {alert.kind for alert in phone.taken} == {ENDING_SOON, "finished_billing"}
-    assert house.watcher.courier.trouble == {}
+    assert house.watcher.alert_sender.trouble == {}
     sent = house.ctx.ledger.events(kind=AlertSent)
     assert len(sent) == len(phone.taken), "each is sent once"
 
@@ -220,7 +227,7 @@ async def test_check_and_status_raise_the_alert_for_an_overdue_end(
         if look == "check":
             await check(house.ctx, job)
         else:
-            glance(house.ctx, {})
+            cached_overview(house.ctx, {})
         return {e.data.condition for e in house.ctx.ledger.standing_alerts()}
 
     assert "finished_billing" not in await looks(), "it is not overdue"
@@ -273,8 +280,8 @@ async def test_reading_a_read_only_ledger_records_nothing(house: Ordered) -> Non
     await house.proven()
     house.clock.advance(60 * MINUTE)
     with patch.object(type(house.ctx.ledger), "readable_only", "no room"):
-        assert glance(house.ctx, {}).running is not None
-    assert house.ctx.ledger.last(f"job/{await _only(house)}", EndingAnnounced) is None
+        assert cached_overview(house.ctx, {}).running is not None
+    assert house.ctx.ledger.last(f"job/{await _only(house)}", AutoTeardownAnnounced) is None
     assert not house.ctx.ledger.events(kind=AlertRaised)
 
 

@@ -12,9 +12,9 @@ from gpuwarden.core.next_step import ENDED
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.approval import spending_facts
 from gpuwarden.interfaces.results.overview import status_of
-from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, EndingOrdered, ReceiptIssued
+from gpuwarden.ledger.events import AlertRaised, ApprovalGranted, AutoTeardownOrdered, ReceiptIssued
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.monitoring.overview import glance
+from gpuwarden.lifecycle.monitoring.overview import cached_overview
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import submit
 from lifecycle_kit import records
@@ -44,7 +44,7 @@ async def test_submit_shows_the_price_of_storage_that_stays_billed(house: Ordere
     launched = await submit(house.ctx, house.spec(durable_storage=True), receipt=checked.receipt)
     assert launched.job is not None
     wording(results.submitted(launched).message, launched.job.id)
-    ordered = house.ctx.ledger.last(f"job/{launched.job.id}", EndingOrdered)
+    ordered = house.ctx.ledger.last(f"job/{launched.job.id}", AutoTeardownOrdered)
     assert ordered is not None and ordered.data.storage == (VOLUME,)
     without = results.submitted(await submit(house.ctx, house.spec(name="other", command=("other",))))
     assert without.storage == []
@@ -71,7 +71,7 @@ async def test_the_machine_is_ended_and_its_storage_reported_as_billed(house: Or
     steps = following(house.ctx, read_job(house.ctx.ledger, job))
     assert ENDED not in house.ctx.phrase(steps)
     wording(house.ctx.phrase(steps))
-    status = status_of(glance(house.ctx, {}))
+    status = status_of(cached_overview(house.ctx, {}))
     assert [line.storage for line in status.ended] == [[VOLUME]]
 
 

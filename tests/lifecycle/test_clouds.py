@@ -147,7 +147,7 @@ TAKEN = {"resumed": resumed, "stopped": lies_stopped, "gone": is_gone}
 
 def nobody_else_has_the_key(house: House, job: str, copies: Path) -> None:
     """Assert that the account's key is in no request body, no file on the machine, no copy and not in the ledger."""
-    assert all(KEY not in json.dumps(a.body, default=str) for a in house.account.asked)
+    assert all(KEY not in json.dumps(a.body, default=str) for a in house.account.requests)
     place = read_job(house.ctx.ledger, job).place
     assert place is not None
     there = house.machines.disk(house.machine()) / place.run_root.lstrip("/")

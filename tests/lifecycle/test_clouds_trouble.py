@@ -119,7 +119,7 @@ async def test_an_end_date_that_the_platform_reports_is_listed(cloud_house: Hous
 @every_platform
 async def test_an_order_carries_the_price_or_time_limit_its_platform_supports(cloud_house: House) -> None:
     job = await cloud_house.launch(cloud_house.spec())
-    order = json.dumps([a.body for a in cloud_house.account.asked if a.method in {"POST", "PUT"}], default=str)
+    order = json.dumps([a.body for a in cloud_house.account.requests if a.method in {"POST", "PUT"}], default=str)
     price = read_job(cloud_house.ctx.ledger, job).price
     assert (price is not None) == cloud_house.platform.priced
     assert ("maxPrice" in order) == (cloud_house.platform.name == "prime-intellect")

@@ -17,7 +17,7 @@ from gpuwarden.interfaces.cli import approval
 from gpuwarden.interfaces.cli.approval import Terminal, grant_spending
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.ledger.events import JobFailed
-from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, cancel, check
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.submission.submit import submit
 from wording import Wording
@@ -30,12 +30,12 @@ def caps(job: float = 2.0, day: float = 1000.0) -> Policy:
     return Policy(caps=Caps(per_job_usd=job, per_day_usd=day, per_instance_usd=1000.0))
 
 
-def asks(house: House, seen: Checked) -> bool:
+def asks(house: House, seen: CheckedJob) -> bool:
     """Return whether the user is asked about the price of the job's machine."""
     return bool(seen.note) and house.ctx.ledger.last(seen.job.subject, "price.ask") is not None
 
 
-async def asked(house: House, policy: Policy) -> tuple[str, Checked]:
+async def asked(house: House, policy: Policy) -> tuple[str, CheckedJob]:
     """Launch a job on an H100 that RunPod lists at $1 and bills at $2.99."""
     house.account.prices[H100] = 1.0
     house.ctx.policy = policy

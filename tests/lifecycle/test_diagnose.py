@@ -10,17 +10,17 @@ import pytest
 
 from doors import JOB, TRAIN, quick_warden
 from gpuwarden.core.inputs import build
-from gpuwarden.core.models import Beat, JobSpec, Observation, RunnerAlert
+from gpuwarden.core.models import Heartbeat, JobSpec, Observation, RunnerAlert
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli import console
 from gpuwarden.knowledge import Sign
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.check import CheckedJob
 from gpuwarden.lifecycle.monitoring.diagnose import TAIL, signs_of
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.remote.runner.anomaly import STEP, Course
+from gpuwarden.remote.runner.anomaly import STEP, AnomalyDetector
 from lifecycle_kit import until
 from wording import Wording
 
@@ -35,7 +35,7 @@ def ctx(tmp_path: Path) -> Context:
     return quick_warden(tmp_path / "home", MY_TOKEN="hunter2-hunter2")
 
 
-async def ended(ctx: Context, script: str, **more: Any) -> Checked:
+async def ended(ctx: Context, script: str, **more: Any) -> CheckedJob:
     """Run a script as a job and check it once it has ended."""
     spec = build(JobSpec, {**JOB, "script": script, **more})
     job = (await submit(ctx, spec, receipt=(await submit(ctx, spec)).receipt)).job
@@ -143,11 +143,11 @@ SLOWED = alert("slowed", STEP)
         (Job.RUNNING, seen(alerts=(alert("restart"), alert("timeout"))), []),
         (Job.FAILED, seen(Job.FAILED, reason="time_limit", step=12, alerts=(STALL,)), [Sign.STALL, Sign.TIME_LIMIT]),
         (Job.FAILED, seen(Job.FAILED, reason="vanished"), [Sign.VANISHED]),
-        (Job.FAILED, seen(Job.FAILED, reason="out_of_memory", beat=Beat(oom_kills=1)), [Sign.OOM_KILL]),
-        (Job.FAILED, seen(Job.FAILED, exit_code=1, beat=Beat(oom_kills=1)), [Sign.OOM_KILL]),
-        (Job.FAILED, seen(Job.FAILED, beat=Beat(disk_free=9, inodes_free=0)), [Sign.DISK_FULL, Sign.INODES_USED]),
-        (Job.FAILED, seen(Job.FAILED, beat=Beat(disk_free=9 << 30, inodes_free=900)), []),
-        (Job.RUNNING, seen(beat=Beat(disk_free=9, oom_kills=3)), []),
+        (Job.FAILED, seen(Job.FAILED, reason="out_of_memory", beat=Heartbeat(oom_kills=1)), [Sign.OOM_KILL]),
+        (Job.FAILED, seen(Job.FAILED, exit_code=1, beat=Heartbeat(oom_kills=1)), [Sign.OOM_KILL]),
+        (Job.FAILED, seen(Job.FAILED, beat=Heartbeat(disk_free=9, inodes_free=0)), [Sign.DISK_FULL, Sign.INODES_USED]),
+        (Job.FAILED, seen(Job.FAILED, beat=Heartbeat(disk_free=9 << 30, inodes_free=900)), []),
+        (Job.RUNNING, seen(beat=Heartbeat(disk_free=9, oom_kills=3)), []),
         (Job.CANCELED, seen(Job.CANCELED, alerts=(NAN, STALL)), []),
         (Job.PREEMPTED, seen(Job.PREEMPTED, alerts=(STALL,), reason="time_limit"), []),
     ],
@@ -160,7 +160,7 @@ async def test_signs_are_derived_from_a_jobs_state_and_observation(
 
 
 async def test_runner_alerts_carry_their_kind_and_subject() -> None:
-    course, told = Course(), []
+    course, told = AnomalyDetector(), []
     for step, loss in enumerate([1.0] * 30 + [9.0] * 9 + [1.0]):
         told += filter(None, [course.loss("loss", loss, step), course.pace(step, 1.0 * step + 20 * max(0, step - 30))])
     alerts = [RunnerAlert(kind=kind, text=text, subject=subject) for kind, text, subject in told]
@@ -169,7 +169,7 @@ async def test_runner_alerts_carry_their_kind_and_subject() -> None:
 
 
 async def test_the_alerts_of_a_run_that_reports_no_step_mention_none(wording: Wording) -> None:
-    course = Course()
+    course = AnomalyDetector()
     told = list(filter(None, (course.loss("loss", loss, None) for loss in [1.0] * 30 + [9.0] * 9 + [1.0])))
     assert [kind for kind, _, _ in told] == ["spike", "recovered"]
     for _, text, _ in told:

@@ -21,7 +21,7 @@ from gpuwarden.interfaces.cli import console
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.inventory import Inventory, list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
-from gpuwarden.providers._rented import Rented
+from gpuwarden.providers._rented import HttpProvider
 from gpuwarden.providers.autodl import AutoDL
 from gpuwarden.providers.lambda_cloud import LambdaCloud
 from gpuwarden.providers.prime_intellect import PrimeIntellect
@@ -38,7 +38,9 @@ TOLD = [(VastCloud, Vast, "H100 SXM"), (RunPodCloud, RunPod, "NVIDIA L4"), (Prim
 class Account:
     """An installation with one platform's account, in which another user rented the machines."""
 
-    def __init__(self, home: Path, server: Web, emulator: type[Emulator], provider: type[Rented], **more: str) -> None:
+    def __init__(
+        self, home: Path, server: Web, emulator: type[Emulator], provider: type[HttpProvider], **more: str
+    ) -> None:
         self.clock = FakeClock()
         self.cloud = emulator(home / "cloud", self.clock)
         self.cloud.money = 25.0
@@ -77,7 +79,7 @@ async def test_the_list_shows_when_the_balance_runs_out(
     tmp_path: Path,
     web: Web,
     emulator: type[Emulator],
-    provider: type[Rented],
+    provider: type[HttpProvider],
     gpu: str,
     wording: Wording,
 ) -> None:

@@ -17,7 +17,7 @@ from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.budgets import spent_today
 from gpuwarden.lifecycle.leases.meter import spent
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
 from gpuwarden.rehearsal.model import Fault, Settings
@@ -81,7 +81,7 @@ class House:
         self.ctx._providers[PLATFORM] = self.liar  # type: ignore[assignment]
 
     async def until(self, job: str, *states: Job) -> None:
-        def there(seen: Checked) -> bool:
+        def there(seen: CheckedJob) -> bool:
             moves_on(self.cloud, 1)
             return seen.job.state in states
 

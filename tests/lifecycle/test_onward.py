@@ -23,7 +23,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import last_pull
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.recovery_advice import NOT_RENTED_AGAIN, name_below_cwd
-from gpuwarden.lifecycle.monitoring.check import Checked, cancel, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, cancel, check
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.rehearsal.model import Fault, Settings
@@ -36,7 +36,7 @@ MISSING = Observation(state=Job.UNKNOWN, why="the run folder is not on the machi
 SAVES = TRAIN + "print('saved', flush=True)\ntime.sleep(600)\n"
 
 
-def hint_of(seen: Checked) -> str:
+def hint_of(seen: CheckedJob) -> str:
     """Return the text that an agent reads."""
     return results.worded(results.checked(seen), in_calls).hint
 
@@ -175,7 +175,7 @@ class Taken:
         await until(self.ctx, self.job, lambda seen: seen.log and "saved" in seen.log.text)
         return self
 
-    async def lost(self) -> Checked:
+    async def lost(self) -> CheckedJob:
         """Let the platform take the machine, and poll until it was reported gone twice."""
         self.cloud.inject(records(self.cloud)[0].id, Fault(kind="vanish"))
         for _ in range(4):

@@ -63,7 +63,7 @@ def slowly(provider: Vast, account: VastCloud, monkeypatch: pytest.MonkeyPatch) 
     send: Send = provider.client._send
 
     async def slow(*args: Any) -> Any:
-        if len(account.asked) == 2:
+        if len(account.requests) == 2:
             await anyio.sleep_forever()
         return await send(*args)
 
@@ -80,11 +80,11 @@ async def test_a_list_of_slow_pages_times_out_without_hiding_other_lists(
     w, provider, account = house(tmp_path, web)
     slowly(provider, account, monkeypatch)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(limits.pass_when, lambda: len(account.asked) == 2 and len(limits.open) == 1)
+        tasks.start_soon(limits.pass_when, lambda: len(account.requests) == 2 and len(limits.open) == 1)
         found = await list_instances(w)
     assert [r.platform for r in found.rows] == ["runpod"]
     assert found.unknown == {"vastai": f"vastai did not send a complete response within {timeouts.ASK_S:g} s"}
-    assert len(account.asked) == 2, "each page was in time"
+    assert len(account.requests) == 2, "each page was in time"
 
 
 async def test_platforms_are_asked_at_the_same_time(

@@ -17,7 +17,7 @@ from gpuwarden.core.policy import Caps, TeardownPolicy, policy_fields
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli import approval
-from gpuwarden.interfaces.cli.approval import Decided, grant_spending
+from gpuwarden.interfaces.cli.approval import ApprovalDecisions, grant_spending
 from gpuwarden.ledger.events import CreateIntent, ReceiptIssued, RelaunchAllowed, RelaunchIntent
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import CAPS_PATIENCE_S
@@ -50,7 +50,9 @@ async def test_a_budget_approved_at_the_terminal_is_recorded_with_the_job(house:
     checked = await submit(house.ctx, house.spec())
     assert checked.receipt is not None
     person = Typed("yes")
-    assert (await approval.ask(house.ctx, checked.receipt, person, decided=Decided(None, BUDGET))).code == "approved"
+    assert (
+        await approval.ask(house.ctx, checked.receipt, person, decided=ApprovalDecisions(None, BUDGET))
+    ).code == "approved"
     before, told = person.shown.splitlines()[-3:-1]
     wording(f"{before}\n{told}", "$10.00")
     done = await submit(house.ctx, house.spec(), receipt=checked.receipt)
@@ -58,16 +60,16 @@ async def test_a_budget_approved_at_the_terminal_is_recorded_with_the_job(house:
     allowed = house.ctx.ledger.last(f"job/{done.job.id}", RelaunchAllowed)
     assert allowed is not None and allowed.data.budget_usd == BUDGET
     with pytest.raises(Conflict) as refused:
-        await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=Decided(None, 50.0))
+        await approval.ask(house.ctx, checked.receipt, Typed("yes"), decided=ApprovalDecisions(None, 50.0))
     wording(refused)
 
 
 async def test_a_declined_or_too_small_budget_is_refused(house: Allowed, wording: Wording) -> None:
     checked = await submit(house.ctx, house.spec())
     with pytest.raises(Refused):
-        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=Decided(None, BUDGET))
+        await approval.ask(house.ctx, str(checked.receipt), Typed("no"), decided=ApprovalDecisions(None, BUDGET))
     with pytest.raises(BadRequest) as refused:
-        await approval.ask(house.ctx, str(checked.receipt), Typed("yes"), decided=Decided(None, 0.01))
+        await approval.ask(house.ctx, str(checked.receipt), Typed("yes"), decided=ApprovalDecisions(None, 0.01))
     wording(refused)
 
 

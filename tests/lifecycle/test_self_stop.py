@@ -35,7 +35,7 @@ from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.lifecycle.teardown.orders import Objection, object_to
+from gpuwarden.lifecycle.teardown.orders import HoldOutcome, hold_machine
 from gpuwarden.policy_record import Notice
 from gpuwarden.rehearsal.model import Fault, Faults
 from lifecycle_kit import TRAIN, WEALTHY, launch, launches, open_house, promises, prove, records, rent_cloud, training
@@ -374,7 +374,7 @@ async def test_a_lost_start_does_not_undo_a_later_stop(house: SelfStopHouse) -> 
 
 async def test_an_objection_prevents_self_stop(house: SelfStopHouse) -> None:
     job = await house.started()
-    assert object_to(house.ctx, job, "command line", "test") is Objection.HELD and await hold(house.ctx, job)
+    assert hold_machine(house.ctx, job, "command line", "test") is HoldOutcome.HELD and await hold(house.ctx, job)
     assert house.backend.held == [job]
     assert self_stop_order(house.ctx, read_job(house.ctx.ledger, job), house.handle(job).place) is None, (
         "a relaunch too"

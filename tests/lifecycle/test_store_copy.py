@@ -30,7 +30,7 @@ from gpuwarden.lifecycle.artifacts import store_copy
 from gpuwarden.lifecycle.artifacts.pull import declare, pull
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
 from gpuwarden.lifecycle.artifacts.store_contents import read_store, unsettled
-from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, look_at_store, machine_digests, reachable
+from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, compare_with_store, machine_digests, reachable
 from gpuwarden.lifecycle.artifacts.store_pull import receive_from_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.alert_conditions import UPLOAD
@@ -96,7 +96,7 @@ async def looked(ctx: Context, job: str) -> StoreCopy:
     record = read_job(ctx.ledger, job)
     assert record.handle is not None
     listed = await ctx.backend(record.handle.backend).list_files(record.handle, record.outputs)
-    return await look_at_store(ctx, record, record.handle, listed)
+    return await compare_with_store(ctx, record, record.handle, listed)
 
 
 def findings(view: TeardownView) -> dict[str, str]:
@@ -267,7 +267,7 @@ async def test_the_gate_compares_the_version_that_the_store_lists(
     monkeypatch.setattr(store_copy, "open_store", lambda *given: SimpleNamespace(manifest=content, files=files))
     job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
     ctx: Any = SimpleNamespace(home=tmp_path)
-    found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
+    found = await compare_with_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
     assert found.code is None and found.files == {"out/a", "out/b"}
     assert asked == [f"team/j1/{VERSIONS}/1/out/a", "team/j1/out/b"]
 
@@ -284,7 +284,7 @@ async def test_a_store_that_never_finishes_is_unreachable(tmp_path: Path, monkey
     monkeypatch.setattr(store_copy, "open_store", lambda *given: SimpleNamespace(reach=forever, manifest=forever))
     ctx: Any = SimpleNamespace(home=tmp_path)
     job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
-    found = await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
+    found = await compare_with_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))
     assert found.code is Code.STORE_UNREACHABLE and not found.files
     assert isinstance(await reachable(ctx, KEEP), Unknown)
 
@@ -309,7 +309,7 @@ async def test_an_oversized_manifest_is_invalid(
     monkeypatch.setattr(store_copy, "open_store", lambda *given: SimpleNamespace(manifest=content))
     ctx: Any = SimpleNamespace(home=tmp_path)
     job: Any = SimpleNamespace(id="j1", spec=SimpleNamespace(artifact_store=KEEP))
-    assert (await look_at_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
+    assert (await compare_with_store(ctx, job, ctx, Manifest(taken_at=3.0, files=()))).code is Code.STORE_INVALID
 
 
 @pytest.mark.parametrize("path", ["machine", "machine/opt/x", "./machine/x", VERSIONS, MANIFEST])

@@ -38,13 +38,13 @@ from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases import self_stop
 from gpuwarden.lifecycle.monitoring.check import check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.monitoring.overview import glance
+from gpuwarden.lifecycle.monitoring.overview import cached_overview
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.teardown.gate import request, silent
 from gpuwarden.rehearsal.cloud import Cloud
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.observe import observe
-from gpuwarden.remote.runner.self_stop import hear
+from gpuwarden.remote.runner.self_stop import record_request
 from lifecycle_kit import WEALTHY, launch, open_house, promises, prove, records, rent_cloud, training
 from pretend_machines import Processes
 from relaunch_kit import Allowed, Resuming
@@ -465,7 +465,7 @@ async def self_stopped_for_real(tmp_path: Path, env: dict[str, str], late: bool 
     await soon(placed, every=0.05)
     if late:  # everything is in the store, but a process that outlived the job keeps writing
         report = run_dir(ctx, job) / "keep.json"
-        asked = hear(str(report.parent))  # the machine stays on while a request is processed
+        asked = record_request(str(report.parent))  # the machine stays on while a request is processed
         text = await soon(
             lambda: report.read_text() if report.exists() else "", good=lambda text: "done" in text or "failed" in text
         )
@@ -626,7 +626,7 @@ async def test_a_failing_upload_keeps_its_alert_until_it_works(kit: Kit) -> None
         (alert,) = (e.data for e in kit.ctx.ledger.standing_alerts() if e.data.condition == "upload_failed")
         assert said in alert.text and KEEP in alert.text
         assert all(name in alert.text for name in StoreAddress.parse(KEEP).secrets)
-        assert any(said in text for text in status_of(glance(kit.ctx, {})).alerts)
+        assert any(said in text for text in status_of(cached_overview(kit.ctx, {})).alerts)
         kit.backend.silent = True
         await kit.round()
         assert [e.data for e in kit.ctx.ledger.standing_alerts() if e.data.condition == "upload_failed"] == [alert]

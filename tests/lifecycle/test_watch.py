@@ -26,7 +26,17 @@ from doors import environment, quick_warden
 from fakes import FakeClock
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import NotFound, Unreachable
-from gpuwarden.core.models import Beat, Handle, JobSpec, Known, Observation, Place, Resources, RunnerAlert, StopResult
+from gpuwarden.core.models import (
+    Handle,
+    Heartbeat,
+    JobSpec,
+    Known,
+    Observation,
+    Place,
+    Resources,
+    RunnerAlert,
+    StopResult,
+)
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.policy import Caps, Policy, Watch
 from gpuwarden.core.profile import Profile
@@ -65,7 +75,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.state, self.why, self.step, self.log, self.stops = Job.RUNNING, "", 1, 10, 0
-        self.beat = Beat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)
+        self.beat = Heartbeat(gpu_util=90.0, disk_free=50, disk_total=100, inodes_free=50, inodes_total=100)
         self.error: Exception | None = None
         self.alerts: tuple[RunnerAlert, ...] = ()
 

@@ -186,7 +186,7 @@ def test_any_text_is_read_or_refused(text: str):
 
 def test_a_line_is_found_despite_path_steps_missing_in_the_file():
     parsed = parse_yaml("a:\n  b: 1\n", name="x", first_line=10)
-    assert parsed.line_of(("a", "function-after", "b", "Unfound")) == 11
+    assert parsed.line_of(("a", "function-after", "b", "UnknownFact")) == 11
     assert parsed.line_of(("nowhere",)) == 10
 
 

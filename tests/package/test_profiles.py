@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clouds.platform import platforms
 from gpuwarden.core.errors import BadRequest, NotFound
-from gpuwarden.core.profile import Event, Profile, Unfound
+from gpuwarden.core.profile import Event, Profile, UnknownFact
 from gpuwarden.interfaces.cli.main import run
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.profiles import BLOCKS, BY_HAND, load_profile, load_text, profile_names, render_blocks
@@ -87,8 +87,8 @@ def test_the_small_profile_is_good():
         ({"storage__0__source": ...}, r"storage\.0\.source"),
         ({"storage__0__survives__preemption": ...}, r"survives\.preemption"),
         ({"storage__0__bills_when_stopped": ...}, "bills_when_stopped"),
-        ({"storage__0__survives__stop": {"unknown": "no"}}, r"survives\.stop\.Unfound\.unknown"),
-        ({"storage__0__survives__stop": {}}, r"survives\.stop\.Unfound\.unknown"),
+        ({"storage__0__survives__stop": {"unknown": "no"}}, r"survives\.stop\.UnknownFact\.unknown"),
+        ({"storage__0__survives__stop": {}}, r"survives\.stop\.UnknownFact\.unknown"),
         ({"storage__0__survives__stop": "unknown"}, r"survives\.stop\S*"),
         ({"storage__0__survives__stop": "yes"}, r"survives\.stop\.bool"),
         ({"storage__0__survives__stop": 1}, r"survives\.stop\.bool"),
@@ -297,7 +297,7 @@ def test_profiles_have_the_expected_verbs_and_interruptions():
     assert (autodl.stop, autodl.terminate, autodl.terminate_needs_stop) == ("power_off", "release", True)
     spot = load_profile("vastai").spot
     assert (spot.offered, spot.signal, spot.grace_s, spot.then, spot.auto_resume) == (True, "none", 0, "stopped", True)
-    assert isinstance(load_profile("runpod").spot.grace_s, Unfound)
+    assert isinstance(load_profile("runpod").spot.grace_s, UnknownFact)
 
 
 def test_profiles_without_a_provider_state_they_are_rented_by_hand():

@@ -33,26 +33,26 @@ class TestAutoDL(CloudTests):
 
     async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="5090", gpu_count=2, disk_gb=80), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.path.endswith("/create"))
+        order = next(a.body for a in rig.cloud.requests if a.path.endswith("/create"))
         assert order["instance_name"] == "gpuwarden-j1-i1" and order["gpu_spec_uuid"] == "5090-p"
         assert order["req_gpu_amount"] == 2 and order["expand_system_disk_by_gb"] == 50
         assert PUBLIC_KEY in order["start_command"]
 
     async def test_the_token_is_sent_without_bearer(self, rig: CloudRig) -> None:
         known(await rig.provider.list())
-        assert rig.cloud.asked[-1].headers["authorization"] == rig.env["AUTODL_TOKEN"]
+        assert rig.cloud.requests[-1].headers["authorization"] == rig.env["AUTODL_TOKEN"]
 
     async def test_the_id_is_sent_in_the_query_not_the_body(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
-        asked = next(a for a in rig.cloud.asked if a.path.endswith("/snapshot"))
-        assert asked.query == {"instance_uuid": instance.id} and asked.body is None
+        request = next(a for a in rig.cloud.requests if a.path.endswith("/snapshot"))
+        assert request.query == {"instance_uuid": instance.id} and request.body is None
 
     async def test_terminate_never_releases_a_running_instance(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
         with pytest.raises(Conflict) as refused:
             await rig.provider.terminate(instance.id)
         wording(refused, instance.id)
-        assert not any(a.path.endswith("/release") for a in rig.cloud.asked)
+        assert not any(a.path.endswith("/release") for a in rig.cloud.requests)
 
     async def test_terminate_during_the_shutdown_is_a_conflict(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
@@ -169,7 +169,7 @@ class TestAutoDL(CloudTests):
 
     async def test_the_snapshots_password_is_never_kept_or_shown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
-        assert any(PASSWORD in json.dumps(t.body) for _, t in rig.cloud.told)
+        assert any(PASSWORD in json.dumps(t.body) for _, t in rig.cloud.exchanges)
         assert PASSWORD not in instance.model_dump_json() + repr(vars(rig.provider))
         rig.cloud.faults = [Fault("truncated", "/snapshot$")]
         seen = known(await rig.provider.get(instance.id))
@@ -184,7 +184,7 @@ class TestAutoDL(CloudTests):
     async def test_unsupported_gpus_and_counts_are_refused(self, rig: CloudRig, gpu: str, count: int) -> None:
         with pytest.raises(BadRequest):
             await rig.provider.create(Resources(gpu=gpu, gpu_count=count), "token-1")
-        assert rig.cloud.asked == []
+        assert rig.cloud.requests == []
 
     async def test_durable_storage_is_unsupported(self, rig: CloudRig, wording: Wording) -> None:
         with pytest.raises(NotSupported) as refused:

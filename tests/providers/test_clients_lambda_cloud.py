@@ -61,7 +61,7 @@ def as_published(account: LambdaAccount) -> None:
     if SPECS is None:
         return
     spec = Spec(Path(SPECS) / "lambda-cloud.openapi.json")
-    faults = [f for asked, told in account.told for f in spec.faults(asked, told)]
+    faults = [f for request, reply in account.exchanges for f in spec.faults(request, reply)]
     assert not faults
 
 

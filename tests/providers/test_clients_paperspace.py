@@ -68,7 +68,7 @@ def test_skypilot_provisions_and_ends_instances(team: PaperspaceTeam, client: Cl
     )  # fmt: skip
     assert made == list(team.own) and name == "sky-add-key-0a1b2c3d" and team.networks == []
     assert before == ["UP", "UP"] and sorted(off) == ["STOPPED", "UP"] and back == ["UP", "UP"] and left == []
-    order = next(a.body for a in team.asked if a.line == "POST /machines")
+    order = next(a.body for a in team.requests if a.line == "POST /machines")
     assert order["templateId"] == "tilqt47t" and order["diskSize"] == 250 and order["startupScriptId"] == "ss0"
     pass_time(team)
     assert not any(alive(known(team.cloud.get(ident))) for ident in team.own)

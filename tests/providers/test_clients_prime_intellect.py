@@ -74,7 +74,7 @@ def as_published(account: PrimeAccount) -> None:
     """Assert that each reply to a client matches the published description."""
     if not DESCRIPTION.exists():
         return
-    faults = [f for asked, told in account.told for f in Spec(DESCRIPTION).faults(asked, told)]
+    faults = [f for request, reply in account.exchanges for f in Spec(DESCRIPTION).faults(request, reply)]
     assert not [f for f in faults if not any(word in f for word in KNOWN)], faults
 
 
@@ -96,7 +96,7 @@ def test_a_pod_is_created_and_shown(prime: Run, account: PrimeAccount) -> None:
     order = ("--name", "a-pod", "--disk-size", "200", "--image", "cuda_12_4_pytorch_2_6", "--team-id", "team1", "-y")
     assert "Successfully created pod" in prime("pods", "create", "--id", offer["id"], *order)
     (ident,) = account.own
-    sent = next(a.body for a in account.asked if a.line == "POST /api/v1/pods")
+    sent = next(a.body for a in account.requests if a.line == "POST /api/v1/pods")
     assert sent["pod"]["vcpus"] == 26 and sent["pod"]["memory"] == 200 and sent["team"] == {"teamId": "team1"}
     (row,) = prime("pods", "list", "-o", "json")["pods"]
     assert (row["id"], row["name"]) == (ident, "a-pod") and row["status"] in {"PROVISIONING", "ACTIVE"}

@@ -55,7 +55,9 @@ def as_published(cloud: RunPodCloud) -> None:
     """Assert that each REST v2 reply to a client matches the published description."""
     if SPECS is not None:
         spec = Spec(Path(SPECS) / "runpod-v2.openapi.json", "/v2")
-        faults = [f for asked, told in cloud.told if asked.path != "/graphql" for f in spec.faults(asked, told)]
+        faults = [
+            f for request, reply in cloud.exchanges if request.path != "/graphql" for f in spec.faults(request, reply)
+        ]
         assert not faults, faults
 
 

@@ -74,7 +74,7 @@ def as_published(cloud: VastCloud) -> None:
     if SPECS is None:
         return
     spec = Spec(Path(SPECS) / "vastai.openapi.yaml")
-    faults = [f for asked, told in cloud.told for f in spec.faults(asked, told)]
+    faults = [f for request, reply in cloud.exchanges for f in spec.faults(request, reply)]
     assert not [f for f in faults if not any(known in f for known in KNOWN)], faults
 
 
@@ -271,4 +271,4 @@ def test_skypilot_provisions_and_ends_instances(client: Client, cloud: VastCloud
         launch.replace("PREEMPTIBLE", "True").replace("answer = utils", "try: utils") + "\n"
         "except Exception as error: answer = str(error)"
     )
-    assert "400" in bids and cloud.asked[-1].body["price"] == 0, "its search replaces every least bid with 0"
+    assert "400" in bids and cloud.requests[-1].body["price"] == 0, "its search replaces every least bid with 0"

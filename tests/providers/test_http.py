@@ -132,7 +132,7 @@ async def test_a_redirect_is_not_followed(web: Web, tmp_path: Path) -> None:
     for status in (301, 302, 307, 308):
         answer, _ = await _listed(web, tmp_path / "a", Fault("other", ".", status=status, headers=where))
         assert isinstance(answer, Unknown) and str(status) in answer.why
-    assert elsewhere.asked == []
+    assert elsewhere.requests == []
 
 
 @pytest.mark.anyio
@@ -189,9 +189,9 @@ async def test_a_refused_connection_is_unknown(wording: Wording) -> None:
 async def test_the_key_goes_into_one_header_only(web: Web, tmp_path: Path) -> None:
     answer, cloud = await _listed(web, tmp_path)
     assert isinstance(answer, Known)
-    (asked,) = cloud.asked
-    holding = [name for name, value in asked.headers.items() if KEY in value]
-    assert holding == ["authorization"] and KEY not in asked.path + str(asked.query) + str(asked.body)
+    (request,) = cloud.requests
+    holding = [name for name, value in request.headers.items() if KEY in value]
+    assert holding == ["authorization"] and KEY not in request.path + str(request.query) + str(request.body)
 
 
 @pytest.mark.anyio
@@ -199,9 +199,9 @@ async def test_the_key_is_sent_in_the_header_that_the_api_declares(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunPod, "api", replace(RunPod.api, header="X-Api-Key", scheme=""))
-    monkeypatch.setattr(RunPodCloud, "authorized", lambda cloud, asked: asked.headers.get("x-api-key") == cloud.key)
+    monkeypatch.setattr(RunPodCloud, "authorized", lambda cloud, request: request.headers.get("x-api-key") == cloud.key)
     answer, cloud = await _listed(web, tmp_path)
-    assert isinstance(answer, Known) and "authorization" not in cloud.asked[0].headers
+    assert isinstance(answer, Known) and "authorization" not in cloud.requests[0].headers
 
 
 @pytest.mark.anyio
@@ -254,7 +254,7 @@ def test_only_a_shell_safe_key_reaches_a_shell(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "same"),
+    ("wanted", "name", "same"),
     [
         ("H100", "NVIDIA H100 80GB HBM3", True),
         ("h100", "H100_80GB".replace("_", " "), True),
@@ -268,8 +268,8 @@ def test_only_a_shell_safe_key_reaches_a_shell(text: str) -> None:
         ("-", "H100", False),
     ],
 )
-def test_gpus_match_by_name(asked: str, name: str, same: bool) -> None:
-    assert gpu_matches(asked, (name,)) is same
+def test_gpus_match_by_name(wanted: str, name: str, same: bool) -> None:
+    assert gpu_matches(wanted, (name,)) is same
 
 
 # ---------------------------------------------------------------------------------------------------------- registry

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from clouds.base import PUBLIC_KEY, Asked, Fault
+from clouds.base import PUBLIC_KEY, Fault, Request
 from clouds.lambda_cloud import PLATFORM, LambdaAccount
 from clouds_kit import CloudRig, CloudTests, known
 from gpuwarden.core.errors import BadRequest, NoCapacity, RateLimited
@@ -15,7 +15,7 @@ from gpuwarden.core.models import InstanceState, Resources, Unknown
 from gpuwarden.core.rules import Severity
 from wording import Wording
 
-ASKED = Asked("GET", "/", {}, {}, None)
+ASKED = Request("GET", "/", {}, {}, None)
 DURABLE = Resources(gpu="H100", durable_storage=True)
 
 
@@ -28,7 +28,7 @@ class TestLambda(CloudTests):
 
     async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="A10", gpu_count=8), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order == {
             "region_name": "us-east-1",
             "instance_type_name": "gpu_8x_a10",
@@ -50,7 +50,7 @@ class TestLambda(CloudTests):
     async def test_an_absurdly_large_price_is_unknown(self, rig: CloudRig) -> None:
         await self.rent(rig)
         await rig.provider.list()
-        text = json.dumps(rig.cloud.told[-1][1].body)
+        text = json.dumps(rig.cloud.exchanges[-1][1].body)
         (price,) = set(re.findall(r'"price_cents_per_hour": (\d+)', text))
         body = text.replace(f'hour": {price}', f'hour": {10**400}').encode()
         rig.cloud.faults = [Fault("other", self.platform.lists, body=body)]
@@ -116,7 +116,7 @@ class TestLambda(CloudTests):
         for _ in range(6):
             known(await rig.provider.list())
         assert rig.clock.now() - before >= 5
-        assert not any(told.status == 429 for _, told in rig.cloud.told)
+        assert not any(reply.status == 429 for _, reply in rig.cloud.exchanges)
 
     async def test_two_instances_for_one_launch_are_both_found(self, rig: CloudRig) -> None:
         self.cloud(rig).launch_twice = True
@@ -137,7 +137,7 @@ class TestLambda(CloudTests):
 
     async def test_the_filesystem_decides_the_region(self, rig: CloudRig) -> None:
         known(await rig.provider.create(DURABLE, "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order["file_system_names"] == ["gpuwarden"] and order["region_name"] == "us-west-1"
 
     async def test_a_missing_or_misplaced_filesystem_is_refused(self, rig: CloudRig, wording: Wording) -> None:
@@ -159,13 +159,13 @@ class TestLambda(CloudTests):
         assert [f.severity for f in await rig.provider.check()] == [Severity.ERROR]
         rig.env["LAMBDA_SSH_KEY_NAME"] = "other"
         known(await rig.provider.create(rig.resources, "token-1"))
-        assert next(a.body for a in rig.cloud.asked if a.method == "POST")["ssh_key_names"] == ["other"]
+        assert next(a.body for a in rig.cloud.requests if a.method == "POST")["ssh_key_names"] == ["other"]
 
     async def test_the_only_ssh_key_is_used_by_default(self, rig: CloudRig) -> None:
         del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
         rig.env["HOME"] = "/nowhere"
         known(await rig.provider.create(rig.resources, "token-1"))
-        assert PUBLIC_KEY not in json.dumps([a.body for a in rig.cloud.asked])
+        assert PUBLIC_KEY not in json.dumps([a.body for a in rig.cloud.requests])
 
     async def test_a_termination_reply_without_the_instance_is_unknown(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)

@@ -26,7 +26,7 @@ class TestPaperspace(CloudTests):
     async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         rig.env["PAPERSPACE_NETWORK"] = "net1"
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=8, disk_gb=120), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order == {
             "name": "gpuwarden-j1-i1",
             "machineType": "H100x8",
@@ -46,7 +46,7 @@ class TestPaperspace(CloudTests):
         self, rig: CloudRig, deadline_s: int | None, hours: int | None
     ) -> None:
         known(await rig.provider.create(Resources(gpu="H100", deadline_s=deadline_s), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order["autoShutdownEnabled"] is (hours is not None)
         assert order.get("autoShutdownTimeout") == hours
 
@@ -69,7 +69,7 @@ class TestPaperspace(CloudTests):
         with pytest.raises(Conflict) as refused:
             await rig.provider.terminate(instance.id)
         wording(refused, instance.id)
-        assert not any(a.method == "DELETE" for a in rig.cloud.asked)
+        assert not any(a.method == "DELETE" for a in rig.cloud.requests)
 
     async def test_a_retired_endpoint_is_unknown(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
@@ -165,7 +165,7 @@ class TestPaperspace(CloudTests):
         del rig.env["PAPERSPACE_TEMPLATE"]
         for gpu, count, template in (("H100", 1, "tml"), ("H100", 8, "tml"), ("A4000", 1, "told")):
             known(await rig.provider.create(Resources(gpu=gpu, gpu_count=count), f"{gpu}-{count}"))
-            assert next(a.body for a in reversed(rig.cloud.asked) if a.method == "POST")["templateId"] == template
+            assert next(a.body for a in reversed(rig.cloud.requests) if a.method == "POST")["templateId"] == template
         self.team(rig).templates.pop(0)
         with pytest.raises(BadRequest) as caught:
             await rig.provider.create(Resources(gpu="A4000"), "j2-i1")

@@ -24,9 +24,9 @@ class TestPrimeIntellect(CloudTests):
         return rig.cloud
 
     async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
-        asked = Resources(gpu="H100", gpu_count=2, disk_gb=200, max_price_usd_per_hour=4.5)
-        known(await rig.provider.create(asked, "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        request = Resources(gpu="H100", gpu_count=2, disk_gb=200, max_price_usd_per_hour=4.5)
+        known(await rig.provider.create(request, "j1-i1"))
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order["provider"] == {"type": "runpod"}
         pod = order["pod"]
         assert pod["name"] == "gpuwarden-j1-i1" and pod["cloudId"] == "H100_80GB-2" and pod["gpuCount"] == 2
@@ -44,7 +44,7 @@ class TestPrimeIntellect(CloudTests):
         spot = Resources(gpu="H100", interruptible=True)
         assert known(await rig.provider.quote(spot)).price_usd_per_hour == 1.05
         known(await rig.provider.create(spot, "j1-i1"))
-        assert next(a.body for a in rig.cloud.asked if a.method == "POST")["pod"]["cloudId"] == "H100_80GB-1-spot"
+        assert next(a.body for a in rig.cloud.requests if a.method == "POST")["pod"]["cloudId"] == "H100_80GB-1-spot"
 
     async def test_unusable_offers_are_ignored(self, rig: CloudRig) -> None:
         cheap: dict[str, Any] = {"onDemand": 0.01, "currency": "USD"}
@@ -60,7 +60,7 @@ class TestPrimeIntellect(CloudTests):
 
     async def test_all_pages_of_offers_are_read(self, rig: CloudRig) -> None:
         assert known(await rig.provider.quote(Resources(gpu="L4"))).price_usd_per_hour == 0.3
-        assert sum(a.path.startswith("/availability") for a in rig.cloud.asked) == 3
+        assert sum(a.path.startswith("/availability") for a in rig.cloud.requests) == 3
 
     async def test_an_unreadable_page_of_offers_is_unknown(self, rig: CloudRig) -> None:
         rig.cloud.faults = [Fault("error_500", r"/availability", skip=1)]
@@ -106,7 +106,7 @@ class TestPrimeIntellect(CloudTests):
         assert seen is not None and seen.state is InstanceState.RUNNING and seen.place is None and seen.meter is True
 
     @pytest.mark.parametrize(
-        ("told", "place"),
+        ("reply", "place"),
         [
             ("root@1.2.3.4 -p 22", ("root", "1.2.3.4", 22)),
             ("ubuntu@host.example", ("ubuntu", "host.example", None)),
@@ -117,9 +117,9 @@ class TestPrimeIntellect(CloudTests):
             ("", None),
         ],
     )
-    async def test_the_address_is_parsed_from_the_ssh_command(self, rig: CloudRig, told: Any, place: Any) -> None:
+    async def test_the_address_is_parsed_from_the_ssh_command(self, rig: CloudRig, reply: Any, place: Any) -> None:
         instance = await self.rent(rig)
-        self.account(rig).ssh = told
+        self.account(rig).ssh = reply
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None
         found = seen.place and (seen.place.user, seen.place.host, seen.place.port)
@@ -141,7 +141,7 @@ class TestPrimeIntellect(CloudTests):
         del rig.env["GPUWARDEN_SSH_PUBLIC_KEY"]
         rig.env["HOME"] = "/nowhere"
         known(await rig.provider.create(rig.resources, "token-1"))
-        assert next(a.body for a in rig.cloud.asked if a.method == "POST")["pod"]["sshKeyId"] == "key0"
+        assert next(a.body for a in rig.cloud.requests if a.method == "POST")["pod"]["sshKeyId"] == "key0"
 
     async def test_the_last_offer_sold_in_between_raises_no_capacity(self, rig: CloudRig) -> None:
         body = b'{"detail": "The selected configuration is no longer available"}'
@@ -160,7 +160,7 @@ class TestPrimeIntellect(CloudTests):
     async def test_a_team_owns_the_pod_and_its_wallet_pays(self, rig: CloudRig) -> None:
         rig.env["PRIME_TEAM_ID"] = "team1"
         instance = await self.rent(rig)
-        assert next(a.body for a in rig.cloud.asked if a.method == "POST")["team"] == {"teamId": "team1"}
+        assert next(a.body for a in rig.cloud.requests if a.method == "POST")["team"] == {"teamId": "team1"}
         assert rig.cloud.own[instance.id]["team"] == "team1"
         assert known(await rig.provider.balance()).amount == 40.0
         assert await rig.provider.check() == []
@@ -193,7 +193,7 @@ class TestPrimeIntellect(CloudTests):
         orders = []
         for disk_gb in (100, 150, 750, 900):
             known(await rig.provider.create(Resources(gpu="H100", disk_gb=disk_gb), f"j{disk_gb}-i1"))
-            pod = rig.cloud.asked[-1].body["pod"]
+            pod = rig.cloud.requests[-1].body["pod"]
             orders.append((pod["cloudId"], pod["diskSize"]))
         assert orders == [("small", 100), ("steps", 300), ("steps", 900), ("steps", 900)]
         with pytest.raises(NoCapacity, match="5000"):

@@ -44,7 +44,7 @@ class TestRunPod(CloudTests):
 
     async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", gpu_count=2, disk_gb=200), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order["name"] == "gpuwarden-j1-i1"
         assert order["gpu"] == {"id": "NVIDIA H100 80GB HBM3", "count": 2}
         assert order["mounts"] == {"persistent": {"size": 200, "path": "/workspace"}}
@@ -55,7 +55,7 @@ class TestRunPod(CloudTests):
 
     async def test_durable_storage_is_the_network_volume_at_the_profiles_path(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.method == "POST")
+        order = next(a.body for a in rig.cloud.requests if a.method == "POST")
         assert order["mounts"] == {"network": [{"volumeId": "vol1", "path": "/workspace"}]}
         assert order["dataCenterIds"] == ["EU-RO-1"] and order["cloud"] == "SECURE"
 
@@ -79,7 +79,7 @@ class TestRunPod(CloudTests):
     async def test_interruptible_pods_are_refused_before_any_request(self, rig: CloudRig) -> None:
         with pytest.raises(NotSupported):
             await rig.provider.create(Resources(gpu="H100", interruptible=True), "j1-i1")
-        assert rig.cloud.asked == []
+        assert rig.cloud.requests == []
 
     async def test_a_stop_in_the_wrong_state_is_a_conflict(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
@@ -109,7 +109,7 @@ class TestRunPod(CloudTests):
         instance = await self.rent(rig)
         known(await rig.provider.stop(instance.id))
         await rig.settle()
-        body = next(t.body for a, t in reversed(rig.cloud.told) if a.method == "POST")
+        body = next(t.body for a, t in reversed(rig.cloud.exchanges) if a.method == "POST")
         lie = {**body, "status": "EXITED", "cost": 2.99, "runtime": None}
         rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(lie).encode())]
         seen = known(await rig.provider.get(instance.id))
@@ -130,7 +130,7 @@ class TestRunPod(CloudTests):
 
     async def test_an_uptime_from_before_the_start_is_stale(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
-        body = json.loads(json.dumps(rig.cloud.told[-1][1].body))
+        body = json.loads(json.dumps(rig.cloud.exchanges[-1][1].body))
         body["runtime"]["uptime"] = 99_999
         rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
@@ -138,7 +138,7 @@ class TestRunPod(CloudTests):
 
     async def test_a_pod_without_its_gpu_is_reported(self, rig: CloudRig, wording: Wording) -> None:
         instance = await self.rent(rig)
-        body = {k: v for k, v in rig.cloud.told[-1][1].body.items() if k != "gpu"}
+        body = {k: v for k, v in rig.cloud.exchanges[-1][1].body.items() if k != "gpu"}
         rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
         assert seen is not None
@@ -188,13 +188,13 @@ class TestRunPod(CloudTests):
         gone = known(await rig.provider.get(instance.id))
         assert gone is not None and gone.state is InstanceState.GONE
         assert gone.cost_usd == pytest.approx(rig.cloud.cloud.truth(instance.id).cost_usd)
-        asked = [a for a in rig.cloud.asked if a.path == "/billing/pods"]
-        assert asked and all(int(a.query["lastN"]) >= 365 for a in asked), "the default is a month"
-        assert not any(a.path == "/billing/endpoints" for a in rig.cloud.asked)
+        request = [a for a in rig.cloud.requests if a.path == "/billing/pods"]
+        assert request and all(int(a.query["lastN"]) >= 365 for a in request), "the default is a month"
+        assert not any(a.path == "/billing/endpoints" for a in rig.cloud.requests)
 
     async def test_a_reply_about_another_pod_is_unknown(self, rig: CloudRig) -> None:
         one, two = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
-        body = next(t.body for a, t in rig.cloud.told if a.path == f"/pods/{two.id}")
+        body = next(t.body for a, t in rig.cloud.exchanges if a.path == f"/pods/{two.id}")
         rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         assert isinstance(await rig.provider.get(one.id), Unknown)
 
@@ -227,7 +227,7 @@ class TestRunPod(CloudTests):
     async def test_a_deadline_sets_no_end_date_on_runpod(self, rig: CloudRig) -> None:
         made = known(await rig.provider.create(Resources(gpu="H100", disk_gb=80, deadline_s=3600), "token-1"))
         assert made.ends_at is None and len(rig.cloud.own) == 1
-        assert [a.line for a in rig.cloud.asked if a.method == "POST" and "mutation" in a.line] == []
+        assert [a.line for a in rig.cloud.requests if a.method == "POST" and "mutation" in a.line] == []
 
     # -------------------------------------------------------------------------------------------------- community cloud
 
@@ -237,7 +237,7 @@ class TestRunPod(CloudTests):
         assert quote.price_usd_per_hour == pytest.approx(2.99 / 2) and "Community Cloud" in quote.note
         made = known(await rig.provider.create(rig.resources, "token-1"))
         assert rig.cloud.own[made.id]["order"]["cloud"] == "COMMUNITY"
-        assert {a.query["cloud"] for a in rig.cloud.asked if a.path == "/catalog/gpus"} == {"COMMUNITY"}
+        assert {a.query["cloud"] for a in rig.cloud.requests if a.path == "/catalog/gpus"} == {"COMMUNITY"}
         with pytest.raises(NoCapacity):  # at most four per machine
             await rig.provider.quote(Resources(gpu="H100", gpu_count=8))
         with pytest.raises(NotSupported) as refused:
@@ -252,7 +252,7 @@ class TestRunPod(CloudTests):
     async def test_an_odd_row_hides_no_others(self, rig: CloudRig) -> None:
         odd, good = await self.rent(rig, "token-1"), await self.rent(rig, "token-2")
         known(await rig.provider.list())
-        body = json.loads(json.dumps(rig.cloud.told[-1][1].body))
+        body = json.loads(json.dumps(rig.cloud.exchanges[-1][1].body))
         for row in body["pods"]:
             if row["id"] == odd.id:
                 row |= {"status": "MIGRATING", "cost": "2.99"}

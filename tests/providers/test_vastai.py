@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clouds.base import PUBLIC_KEY, Asked, Fault
+from clouds.base import PUBLIC_KEY, Fault, Request
 from clouds.vastai import PLATFORM, VastCloud
 from clouds_kit import CloudRig, CloudTests, known
 from contract_provider import Desk
@@ -34,16 +34,16 @@ class TestVast(CloudTests):
 
     async def test_the_balance_is_the_credit_if_reported(self, rig: CloudRig) -> None:
         assert known(await rig.provider.balance()).amount == 1000.0
-        assert rig.cloud.told[-1][1].body["balance"] == -3.5
+        assert rig.cloud.exchanges[-1][1].body["balance"] == -3.5
         self.cloud(rig).tells_credit = False
         rig.cloud.money = 12.0
-        told = known(await rig.provider.balance())
-        assert told.amount == 12.0
-        assert rig.cloud.told[-1][1].body["api_key"] == rig.env["VAST_API_KEY"] not in repr(told)
+        reply = known(await rig.provider.balance())
+        assert reply.amount == 12.0
+        assert rig.cloud.exchanges[-1][1].body["api_key"] == rig.env["VAST_API_KEY"] not in repr(reply)
 
     async def test_create_sends_the_expected_order(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", disk_gb=80), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
+        order = next(a.body for a in rig.cloud.requests if a.path.startswith("/api/v0/asks/"))
         assert order["label"] == "gpuwarden-j1-i1" and order["disk"] == 80
         assert order["runtype"] == "ssh_direct" and order["cancel_unavail"] is True
         assert PUBLIC_KEY in order["onstart"] and ".no_auto_tmux" in order["onstart"]
@@ -67,16 +67,16 @@ class TestVast(CloudTests):
                     await rig.provider.create(wanted, "j1-i1")
                 continue
             made = known(await rig.provider.create(wanted, "j1-i1"))
-            order = next(a.body for a in reversed(rig.cloud.asked) if a.path.startswith("/api/v0/asks/"))
+            order = next(a.body for a in reversed(rig.cloud.requests) if a.path.startswith("/api/v0/asks/"))
             assert order["price"] == bid and made.price_usd_per_hour == pytest.approx(bid + 0.02)
 
     async def test_offers_are_queried_by_gpu_name(self, rig: CloudRig, wording: Wording) -> None:
         self.cloud(rig).prices = {"H100 SXM": 2.2, "H100 NVL": 2.3, "L40S": 0.7, "L4": 0.4}
-        for asked, names in (("H100", ["H100 SXM", "H100 NVL"]), ("L4", ["L4"])):
-            known(await rig.provider.quote(Resources(gpu=asked)))
-            query = next(a.body for a in reversed(rig.cloud.asked) if a.path == "/api/v0/bundles/")
+        for request, names in (("H100", ["H100 SXM", "H100 NVL"]), ("L4", ["L4"])):
+            known(await rig.provider.quote(Resources(gpu=request)))
+            query = next(a.body for a in reversed(rig.cloud.requests) if a.path == "/api/v0/bundles/")
             assert query["gpu_name"] == {"in": names}
-        assert [a.path for a in rig.cloud.asked].count("/api/v0/gpu_names/unique/") == 1
+        assert [a.path for a in rig.cloud.requests].count("/api/v0/gpu_names/unique/") == 1
         with pytest.raises(BadRequest) as refused:
             await rig.provider.quote(Resources(gpu="B300"))
         wording(refused, "B300")
@@ -97,7 +97,7 @@ class TestVast(CloudTests):
         self.cloud(rig).makes_underbid = True
         desk = Desk(rig, "H100", interruptible=True)
         await desk.rent()
-        (refused,) = [told for _, told in rig.cloud.told if told.status == 400]
+        (refused,) = [reply for _, reply in rig.cloud.exchanges if reply.status == 400]
         assert refused.body["success"] is False and refused.body["new_contract"] == 4200001
         assert desk.lease.instance_id == "4200001" and desk.job is Job.FAILED
         wording(read_job(desk.ctx.ledger, "j1").why)
@@ -120,7 +120,7 @@ class TestVast(CloudTests):
 
     async def test_a_volume_is_created_at_the_profiles_path(self, rig: CloudRig) -> None:
         known(await rig.provider.create(Resources(gpu="H100", durable_storage=True), "j1-i1"))
-        order = next(a.body for a in rig.cloud.asked if a.path.startswith("/api/v0/asks/"))
+        order = next(a.body for a in rig.cloud.requests if a.path.startswith("/api/v0/asks/"))
         assert order["volume_info"] == {"create_new": True, "volume_id": 9101, "size": 50, "mount_path": "/data"}
 
     async def test_the_contracts_end_is_reported(self, rig: CloudRig) -> None:
@@ -144,7 +144,7 @@ class TestVast(CloudTests):
         ident = await self.outbid(rig)
         seen = known(await rig.provider.get(ident))
         assert seen is not None and seen.state is InstanceState.INTERRUPTED and seen.meter is False
-        row = rig.cloud.told[-1][1].body["instances"]
+        row = rig.cloud.exchanges[-1][1].body["instances"]
         assert {row["cur_state"], row["intended_status"], row["next_state"]} == {"stopped"}
         await rig.settle()
         seen = known(await rig.provider.get(ident))
@@ -193,9 +193,9 @@ class TestVast(CloudTests):
         ident = await self.outbid(rig)
         for most, least, bid in ((1.41, 1.4, None), (1.52, 1.4, 1.5), (9.0, 1.1, None), (9.0, 1.5, 1.8)):
             self.cloud(rig).least["H100 SXM"] = least
-            rig.cloud.asked.clear()
+            rig.cloud.requests.clear()
             known(await rig.provider.raise_bid(ident, most))
-            sent = [a.body for a in rig.cloud.asked if a.method == "PUT"]
+            sent = [a.body for a in rig.cloud.requests if a.method == "PUT"]
             assert sent == ([] if bid is None else [{"client_id": "me", "price": bid}]), (most, least)
         await rig.settle()
         seen = known(await rig.provider.get(ident))
@@ -210,9 +210,9 @@ class TestVast(CloudTests):
         self.cloud(rig).least["H100 SXM"] = 1.4
         rig.clock.time += 15
         rig.cloud.cloud.preempt(rig.cloud.inner(str(desk.lease.instance_id)))
-        before = len(rig.cloud.asked)
+        before = len(rig.cloud.requests)
         await provisioning(desk.ctx, read_job(desk.ctx.ledger, "j1"))
-        (sent,) = [a.body for a in rig.cloud.asked[before:] if "bid_price" in a.path]
+        (sent,) = [a.body for a in rig.cloud.requests[before:] if "bid_price" in a.path]
         assert quoted is not None and 1.4 < sent["price"] <= quoted - 0.019
         await rig.settle()
         assert rig.cloud.cloud.truth(rig.rented()[0]).state is InstanceState.RUNNING
@@ -250,7 +250,7 @@ class TestVast(CloudTests):
     async def test_an_unidentifiable_row_makes_the_list_unknown(self, rig: CloudRig, odd: object) -> None:
         instance = await self.rent(rig)
         assert isinstance(odd, dict)
-        page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
+        page = rig.cloud.list_instances(_request(), {}).body  # type: ignore[attr-defined]
         page["instances"][0] |= odd
         rig.cloud.faults = [Fault("other", self.platform.lists, count=9, body=json.dumps(page).encode())]
         for answer in (await rig.provider.list(), await rig.provider.find(instance.token)):
@@ -270,7 +270,7 @@ class TestVast(CloudTests):
     async def test_the_retired_list_endpoint_is_not_used(self, rig: CloudRig) -> None:
         await self.rent(rig)
         known(await rig.provider.list())
-        assert not any(a.method == "GET" and a.path.rstrip("/") == "/api/v0/instances" for a in rig.cloud.asked)
+        assert not any(a.method == "GET" and a.path.rstrip("/") == "/api/v0/instances" for a in rig.cloud.requests)
 
     async def test_a_retired_list_is_unknown(self, rig: CloudRig) -> None:
         body = b'{"success": false, "error": "deprecated_endpoint", "msg": "gone"}'
@@ -283,7 +283,7 @@ class TestVast(CloudTests):
         await rig.settle()
         assert len({i.id for i in known(await rig.provider.list())}) == 57
         assert [i.token for i in known(await rig.provider.find("t56"))] == ["t56"]
-        assert not any(told.status == 429 for _, told in rig.cloud.told)
+        assert not any(reply.status == 429 for _, reply in rig.cloud.exchanges)
 
     @pytest.mark.parametrize("ident", [-1, 10**18, 10**400])
     async def test_a_contract_with_an_unusable_id_is_unknown(self, rig: CloudRig, ident: int) -> None:
@@ -298,13 +298,13 @@ class TestVast(CloudTests):
         answer = await rig.provider.list()
         assert isinstance(answer, Unknown)
         wording(answer.why)
-        assert len(rig.cloud.asked) == 1
+        assert len(rig.cloud.requests) == 1
 
     async def test_a_list_that_stops_early_is_unknown(self, rig: CloudRig, wording: Wording) -> None:
         for n in range(30):
             rig.cloud.rent(f"gpuwarden-t{n}", Resources(gpu="L40S"), order={}, gpu="L40S", count=1)
         await rig.settle()
-        page = rig.cloud.list_instances(_asked(), {}).body  # type: ignore[attr-defined]
+        page = rig.cloud.list_instances(_request(), {}).body  # type: ignore[attr-defined]
         rig.cloud.faults = [Fault("other", self.platform.lists, body=json.dumps({**page, "next_token": None}).encode())]
         answer = await rig.provider.list()
         assert isinstance(answer, Unknown)
@@ -339,7 +339,7 @@ class TestVast(CloudTests):
         cloud.prices, cloud.stale_offers = prices, {101, 201}
         with pytest.raises(NoCapacity) as gone:
             await rig.provider.create(rig.resources, "token-1")
-        ordered = [asked.path for asked in cloud.asked if asked.line.startswith("PUT /api/v0/asks/")]
+        ordered = [request.path for request in cloud.requests if request.line.startswith("PUT /api/v0/asks/")]
         assert len(ordered) == len(set(ordered)) == len(prices)
         assert not gone.value.unsent, "an order was sent"
         wording(manual_text(gone.value.next_steps))
@@ -396,7 +396,7 @@ class TestVast(CloudTests):
     async def test_without_a_direct_port_the_proxy_is_the_address(self, rig: CloudRig) -> None:
         instance = await self.rent(rig)
         assert instance.place is not None and instance.place.host == "127.0.0.1"
-        body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
+        body = rig.cloud.get_instance(_request(), {"id": instance.id}).body  # type: ignore[attr-defined]
         body["instances"]["ports"] = [8080]  # another documented format for a single instance
         rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
@@ -422,7 +422,7 @@ class TestVast(CloudTests):
         self, rig: CloudRig, actual: str | None, intended: str, contract: str, state: InstanceState, meter: bool | None
     ) -> None:
         instance = await self.rent(rig)
-        body = rig.cloud.get_instance(_asked(), {"id": instance.id}).body  # type: ignore[attr-defined]
+        body = rig.cloud.get_instance(_request(), {"id": instance.id}).body  # type: ignore[attr-defined]
         body["instances"] |= {"actual_status": actual, "intended_status": intended, "cur_state": contract}
         rig.cloud.faults = [Fault("other", self.platform.gets, body=json.dumps(body).encode())]
         seen = known(await rig.provider.get(instance.id))
@@ -430,5 +430,5 @@ class TestVast(CloudTests):
         assert seen.place is None
 
 
-def _asked() -> Asked:
-    return Asked("GET", "/", {}, {}, None)
+def _request() -> Request:
+    return Request("GET", "/", {}, {}, None)

@@ -39,7 +39,7 @@ class Desk:
         """Rent with these options, and return the body of the order."""
         made = await self.provider.create(self.resources(**options), "token-1")
         assert isinstance(made, Known), made
-        bodies = [asked.body for asked in self.account.asked if isinstance(asked.body, dict)]
+        bodies = [request.body for request in self.account.requests if isinstance(request.body, dict)]
         return next(body for body in reversed(bodies) if "token-1" in str(body))
 
 
@@ -74,7 +74,7 @@ async def test_runpod_gets_image_and_data_center(desk: Desk) -> None:
 async def test_vast_gets_image_and_country(desk: Desk) -> None:
     order = await desk.ordered(image="me/train:1", region="se")
     assert order["image"] == "me/train:1"
-    search = next(a.body for a in desk.account.asked if isinstance(a.body, dict) and "num_gpus" in a.body)
+    search = next(a.body for a in desk.account.requests if isinstance(a.body, dict) and "num_gpus" in a.body)
     assert search["geolocation"] == {"in": ["SE"]}
     with pytest.raises(NoCapacity):
         await desk.provider.quote(desk.resources(region="JP"))

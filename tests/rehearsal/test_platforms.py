@@ -12,14 +12,14 @@ import pytest
 
 from gpuwarden.core.errors import Conflict, NotSupported
 from gpuwarden.core.models import InstanceState, Known, Place, Resources
-from gpuwarden.core.profile import Event, Profile, Spot, Survival, Tier, Unfound
+from gpuwarden.core.profile import Event, Profile, Spot, Survival, Tier, UnknownFact
 from gpuwarden.profiles import load_profile
 from paths import KITS
 from rehearsal_kit import QUICK, RENTED, World, on
 
 S = InstanceState
 STOPPABLE = [n for n in RENTED if load_profile(n).verbs.stop]
-UNKNOWN = Unfound(unknown="try it and look")
+UNKNOWN = UnknownFact(unknown="try it and look")
 
 
 def plant(world: World, place: Place | None, durable: bool) -> list[str]:

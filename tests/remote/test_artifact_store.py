@@ -338,7 +338,7 @@ def test_an_interrupted_upload_resumes_at_the_next_part(
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
     prefix = f"{folder.parent.name}/t/"
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": prefix, "keys": s3.writer(ADMIN)}
-    first = keeper.Keeper(str(folder), order)
+    first = keeper.ArtifactUploader(str(folder), order)
     first.final = True
     sent = []
 
@@ -351,7 +351,7 @@ def test_an_interrupted_upload_resumes_at_the_next_part(
     with pytest.raises(ConnectionError):
         first.turn()
     assert not stored(folder, s3)  # a multipart upload isn't an object until it is complete
-    second = keeper.Keeper(str(folder), order)
+    second = keeper.ArtifactUploader(str(folder), order)
     second.final, more = True, []
     monkeypatch.setattr(second, "pace", more.append)
     assert second.turn() and len(more) == 1  # only the third part
@@ -366,7 +366,7 @@ async def test_uploading_a_new_version_needs_only_write_access(folder: Path, s3:
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
     prefix = f"{folder.parent.name}/t/"
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": prefix, "keys": s3.writer()}
-    upload = keeper.Keeper(str(folder), order)
+    upload = keeper.ArtifactUploader(str(folder), order)
     upload.final = True
     address = StoreAddress.parse(f"s3://{BUCKET}/{folder.parent.name}")
     for version in ("", "1", "", "1"):
@@ -435,7 +435,7 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
     monkeypatch.setattr(keeper, "open_store", lambda *given: Recorder())
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
-    upload = keeper.Keeper(str(folder), order)
+    upload = keeper.ArtifactUploader(str(folder), order)
     assert upload.turn() and not log  # no checkpoint is sealed, and the job is running
     upload.final = True
     assert upload.turn() and upload.turn()
@@ -462,14 +462,14 @@ class Listing:
         self.lists.append(json.loads(manifest))
 
 
-def uploader(folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **more: Any) -> keeper.Keeper:
+def uploader(folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **more: Any) -> keeper.ArtifactUploader:
     """Return an uploader in this process whose job has ended."""
     monkeypatch.setattr(keeper, "open_store", lambda *given: shelf)
     status = {"state": "succeeded", "attempt": 2, "exit_code": 0, "why": "", "outputs": ["out"], "started_at": 1.0}
     (folder / "status.json").write_text(json.dumps(status))
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out", "none"], "token": "t", "prefix": "t/", "keys": {}, "key": KEY}
-    made = keeper.Keeper(str(folder), {**order, "marker": "NO_SUCH=1", **more})
+    made = keeper.ArtifactUploader(str(folder), {**order, "marker": "NO_SUCH=1", **more})
     made.final = True
     return made
 
@@ -650,7 +650,9 @@ def test_files_are_listed_only_after_they_are_committed(
 
     monkeypatch.setattr(keeper, "open_store", lambda *given: Collecting())
     where = {"scheme": "hf", "root": "o/r", "path": "", "kind": "model"}
-    upload = keeper.Keeper(str(folder), {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}})
+    upload = keeper.ArtifactUploader(
+        str(folder), {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
+    )
     upload.final = True
     with pytest.raises(OSError, match="cut"):
         upload.turn()
@@ -678,7 +680,7 @@ def test_only_newly_stored_bytes_count_as_upload_progress(folder: Path, monkeypa
     monkeypatch.setattr(keeper, "open_store", lambda *given: Refusing())
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
-    upload = keeper.Keeper(str(folder), order)
+    upload = keeper.ArtifactUploader(str(folder), order)
     upload.final, touched = True, []
     for _ in range(4):
         os.utime(lock, (1, 1))
@@ -716,7 +718,7 @@ def test_a_path_that_is_swapped_after_its_listing_is_not_followed(
     monkeypatch.setattr(keeper, "open_store", lambda *given: Swapping())
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
-    upload = keeper.Keeper(str(folder), order)
+    upload = keeper.ArtifactUploader(str(folder), order)
     upload.final = True
     before = len(os.listdir("/dev/fd"))
     assert not upload.turn() and sent == [b"first"]
@@ -773,7 +775,7 @@ class Saving:
 
     def restart(self) -> None:
         """Start or restart the uploader."""
-        self.upload = keeper.Keeper(str(self.folder), self.order)
+        self.upload = keeper.ArtifactUploader(str(self.folder), self.order)
 
     def save(self, step: int) -> None:
         rows = []

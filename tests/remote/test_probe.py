@@ -14,7 +14,7 @@ import pytest
 
 from gpuwarden.core.rules import Severity
 from gpuwarden.remote.host import probe
-from gpuwarden.remote.host.probe_findings import Asked, judge
+from gpuwarden.remote.host.probe_findings import ProbeContext, judge
 from wording import Wording
 
 SOURCE = Path(probe.__file__).read_bytes()
@@ -70,11 +70,11 @@ def box(folder: Path, *, apps: str = "", cuda: str = "12.4", dmesg: str = "", **
     return f"{folder}:/usr/bin:/bin"
 
 
-def said(facts: dict[str, Any], asked: Asked | None = None) -> dict[str, Severity]:
+def said(facts: dict[str, Any], asked: ProbeContext | None = None) -> dict[str, Severity]:
     """Return the worst severity per rule."""
     worst: dict[str, Severity] = {}
     order = list(Severity)
-    for finding in judge(facts, asked or Asked("/tmp", metered=True)):
+    for finding in judge(facts, asked or ProbeContext("/tmp", metered=True)):
         before = worst.get(finding.rule, Severity.INFO)
         worst[finding.rule] = min(before, finding.severity, key=order.index)
     return worst
@@ -92,7 +92,7 @@ def test_a_machine_without_a_gpu_gets_a_finding(tmp_path: Path, wording: Wording
     assert facts["limits"]["cpus"] == os.cpu_count()
     assert "why" in facts["xids"]
     assert said(facts)["PF-GPU-001"] is Severity.ERROR
-    assert said(facts, Asked("/tmp"))["PF-GPU-001"] is Severity.INFO
+    assert said(facts, ProbeContext("/tmp"))["PF-GPU-001"] is Severity.INFO
 
 
 def test_a_healthy_gpu_gets_no_gpu_warnings(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_failing_driver_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n"
     )
-    found = judge(run_probe({}, path=path), Asked("/tmp", metered=True))
+    found = judge(run_probe({}, path=path), ProbeContext("/tmp", metered=True))
     assert "version mismatch" in found[0].message and found[0].severity is Severity.ERROR
 
 
@@ -162,7 +162,7 @@ def disk(**changes: Any) -> dict[str, Any]:
     return {"list": [{"path": "/w", "mount": "/w", "fs": "ext4", "free": 1 << 40, **changes}]}
 
 
-ASKED = Asked("/w", durable=["/w"], metered=True, sent=999.0, heard=1001.0)
+ASKED = ProbeContext("/w", durable=["/w"], metered=True, sent=999.0, received=1001.0)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from gpuwarden.core.rules import Severity
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.data import data_dir
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.submission.submit import check_spec, submit
 from gpuwarden.remote.host import start_agent, uv_wheel
 from gpuwarden.remote.host.interpreter import readiness, request_of
@@ -412,8 +412,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-async def ended(ctx: Context, job: str) -> Checked:
-    async def over() -> Checked | None:
+async def ended(ctx: Context, job: str) -> CheckedJob:
+    async def over() -> CheckedJob | None:
         seen = await check(ctx, job)
         return seen if seen.job.state in TERMINAL_JOBS else None
 

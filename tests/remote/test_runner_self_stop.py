@@ -144,7 +144,7 @@ class Hand(SelfStopper):
         self.look({"state": state, "pid": os.getpid(), "start_ticks": self_stop_mark(), "boot_id": ""})
 
     def comes(self) -> None:
-        os.close(self_stop.hear(self.folder))
+        os.close(self_stop.record_request(self.folder))
 
 
 def self_stop_mark() -> str:
@@ -233,7 +233,7 @@ def test_a_request_during_the_stop_revokes_the_last_check(
         report.write_text(json.dumps({"state": "done", "look": look.read_text()}))
 
     monkeypatch.setattr(self_stop.time, "sleep", sleep)
-    reader = self_stop.hear(str(tmp_path))
+    reader = self_stop.record_request(str(tmp_path))
     hand.heard_at, hand.mark = 0.0, hand.stamp(self_stop.HEARD)
     hand.stop_machine()
     os.close(reader)
@@ -282,7 +282,7 @@ def test_a_machine_stops_only_after_its_idle_time(
 
 def test_a_long_pull_keeps_the_machine_on(hand: Hand) -> None:
     hand.sees("succeeded")
-    reading = self_stop.hear(hand.folder)
+    reading = self_stop.record_request(hand.folder)
     hand.sees("succeeded")
     hand.at += 5000
     hand.sees("succeeded")

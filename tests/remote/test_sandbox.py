@@ -23,7 +23,7 @@ from mcp.client.stdio import StdioServerParameters
 from contract_backend import ended, shell, until
 from doors import JOB, answer, at_terminal, environment, gpuwarden, quick_warden
 from gpuwarden.app import open_context
-from gpuwarden.backends.base import Backend, Confining, load_backend
+from gpuwarden.backends.base import Backend, SandboxBackend, load_backend
 from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.inputs import build
@@ -181,7 +181,7 @@ async def test_the_same_attack_succeeds_without_a_sandbox(
 ) -> None:
     ticket = await victims.ticket()
     monkeypatch.setattr("gpuwarden.backends.local.detect", lambda: ABSENT)
-    assert isinstance(backend, Confining)
+    assert isinstance(backend, SandboxBackend)
     backend.confine(lambda: Local(unsandboxed=True), [])
     with subprocess.Popen(["sleep", "600"], env={"KEY": KEY}) as server:
         try:
@@ -386,7 +386,7 @@ async def test_an_allowed_folder_is_writable_except_for_hidden_paths(
     with pytest.raises(BadRequest) as refused:
         await backend.submit(spec, place, "t-paths", secrets={})
     wording(refused)
-    assert isinstance(backend, Confining)
+    assert isinstance(backend, SandboxBackend)
     backend.confine(lambda: Local(paths=(str(open_),)), [hidden])
     handle = await backend.submit(spec, place, "t-paths", secrets={})
     await ended(backend, handle)
@@ -406,7 +406,7 @@ async def test_the_hubs_cache_can_be_read_and_its_token_can_not(
     look = shell("cat $HF_HOME/hub/weights; echo x > $HF_HOME/hub/weights; cat $HF_HOME/token; echo $HF_HUB_OFFLINE")
     log = await run_to_the_end(backend, look, place, "t-cache")
     assert log.startswith("weights") and "Read-only" in log and log.endswith("1\n") and KEY not in log
-    assert isinstance(backend, Confining)
+    assert isinstance(backend, SandboxBackend)
     backend.confine(lambda: Local(caches=False), [])
     assert "weights\n" not in await run_to_the_end(backend, shell("ls $HF_HOME; :"), place, "t-none")
 
@@ -419,7 +419,7 @@ async def test_the_network_is_available_if_allowed(real: Sandbox, backend: Backe
         spec = JobSpec(platform="local", command=(sys.executable, "-c", ask), timeout_s=60)
         handle = await backend.submit(spec, place, "t-net", secrets={})
         assert (await ended(backend, handle)).state is Job.FAILED
-        assert isinstance(backend, Confining)
+        assert isinstance(backend, SandboxBackend)
         backend.confine(lambda: Local(network=True), [])
         assert await run_to_the_end(backend, spec, place, "t-net-2") == "in\n"
 
@@ -434,7 +434,7 @@ async def test_a_job_gets_a_metrics_address_only_with_a_network(real: Sandbox, b
     )
     spec = JobSpec(platform="local", command=(sys.executable, "-c", post), timeout_s=60)
     keys = {"GPUWARDEN_REPORT_TOKEN": "gwj_token", "GPUWARDEN_REPORT_KEY": "gwk_key"}
-    assert isinstance(backend, Confining)
+    assert isinstance(backend, SandboxBackend)
     for token, network, said in (("t-dark", False, "False\n\n"), ("t-lit", True, "True\n200\n")):
         backend.confine(partial(Local, network=network), [])
         handle = await backend.submit(spec, place, token, secrets=keys)
@@ -467,7 +467,7 @@ os.symlink("/bin/sh", "venv/bin/python")
 async def test_a_program_made_by_a_job_reveals_nothing(
     real: Sandbox, victims: Victims, backend: Backend, place: Place, program: str
 ) -> None:
-    assert isinstance(backend, Confining)
+    assert isinstance(backend, SandboxBackend)
     backend.confine(Local, [victims.home])
     makes = (
         LINKS + "open('venv/bin/own', 'w').write('#!/bin/sh\\nexec /bin/sh \"$@\"'); os.chmod('venv/bin/own', 0o755)"
@@ -492,7 +492,7 @@ async def test_a_linked_output_leads_nowhere(
 ) -> None:
     shared, user = tmp_path / "shared", victims.folder / "user"
     shared.mkdir()
-    assert isinstance(backend, Confining)
+    assert isinstance(backend, SandboxBackend)
     backend.confine(lambda: Local(paths=(str(shared),)), [victims.home])
     text = f"mkdir -p {shared}/fine; echo x > {shared}/fine/x; ln -s {user} {shared}/out"
     spec = shell(text, outputs=(f"{shared}/out", f"{shared}/fine"))

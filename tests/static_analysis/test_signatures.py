@@ -22,7 +22,7 @@ from gpuwarden.static_analysis.script import read_script
 from gpuwarden.static_analysis.signatures.advice import ARGUMENTS
 from gpuwarden.static_analysis.signatures.history import History, history
 from gpuwarden.static_analysis.signatures.releases import choose, conflicts
-from gpuwarden.static_analysis.signatures.resolve import Found, Installed, _merge
+from gpuwarden.static_analysis.signatures.resolve import Existence, Installed, _merge
 from gpuwarden.static_analysis.signatures.tables import packages, table
 from paths import ROOT
 from rule_kit import script
@@ -121,7 +121,7 @@ def test_a_configuration_inherits_arguments_across_packages() -> None:
 @given(st.text(st.characters(codec="ascii", categories=("Ll", "Lu")), min_size=1), st.sampled_from(sorted(packages())))
 def test_unknown_names_are_never_absent(name: str, package: str) -> None:
     module = package.replace("-", "_")
-    assert Installed({}).exists(f"{module}.{name}") is Found.UNKNOWN
+    assert Installed({}).exists(f"{module}.{name}") is Existence.UNKNOWN
     assert Installed({}).signature(f"{module}.{name}") is None
     assert not found(f"import {module}.{name}\n{module}.{name}(a=1)", f"{package}>=99")
 
@@ -162,8 +162,8 @@ def test_a_deprecation_names_the_package_that_announces_it(wording: Wording) -> 
 def test_a_former_path_still_served_by_a_library_can_be_imported(version: str) -> None:
     there = installed(f"sentence-transformers=={version}")
     for name in ("losses", "evaluation", "training_args", "models.Pooling", "losses.MultipleNegativesRankingLoss"):
-        assert there.exists(f"sentence_transformers.{name}") is Found.PRESENT
-    assert there.exists("sentence_transformers.losses.NoSuchLoss") is Found.ABSENT
+        assert there.exists(f"sentence_transformers.{name}") is Existence.PRESENT
+    assert there.exists("sentence_transformers.losses.NoSuchLoss") is Existence.ABSENT
     known = there.signature("sentence_transformers.losses.MultipleNegativesRankingLoss")
     assert known is not None and "scale" in known.parameters and known.lacks("margin")
 

@@ -19,7 +19,7 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.pull import PullResult, pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.teardown.gate import approve, proceed, request
 from gpuwarden.rehearsal.cloud import Cloud
 from lifecycle_kit import PLATFORM, WEALTHY, clock_of_today, launch, moves_on, over, promises, records, rent_cloud
@@ -81,10 +81,10 @@ TRAINING_S = 200.0
 """Time limit for a trainer, which imports torch and trains for tens of seconds."""
 
 
-async def until(ctx: Context, cloud: Cloud, job_id: str, done: Any) -> Checked:
+async def until(ctx: Context, cloud: Cloud, job_id: str, done: Any) -> CheckedJob:
     """Check a job until `done` accepts it; fail the test if the job has ended otherwise."""
 
-    def good(seen: Checked) -> bool:
+    def good(seen: CheckedJob) -> bool:
         moves_on(cloud, 1)
         assert done(seen) or not over(seen), (seen.job.why, seen.log.text if seen.log else "")
         return bool(done(seen))

@@ -217,7 +217,7 @@ API: Final = Api(
     url_variable="DSTACK_SERVER_URL",
     key_variable="DSTACK_TOKEN",
     refusal=_refusal,
-    says=("detail.0.msg", "detail.msg", "detail"),
+    message_fields=("detail.0.msg", "detail.msg", "detail"),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator
 
-from gpuwarden.core.engine import Asked, Image, engine_options
+from gpuwarden.core.engine import EngineRequest, Image, engine_options
 from gpuwarden.core.models import Frozen, JobSpec
 
 IMAGE: Final = "python:3.12-slim"
@@ -49,11 +49,11 @@ def read_options(spec: JobSpec) -> KubernetesOptions:
     return engine_options(KubernetesOptions, spec.options, "Kubernetes")
 
 
-def asked_of(spec: JobSpec, namespace: str) -> Asked:
+def engine_request(spec: JobSpec, namespace: str) -> EngineRequest:
     """Return the resources to request. The queue is the Kueue queue if one is set, otherwise the namespace."""
     options = read_options(spec)
     any_type = spec.gpu is None or spec.gpu.lower() in ANY_GPU
-    return Asked(
+    return EngineRequest(
         queue=options.queue or namespace,
         walltime_s=spec.timeout_s + ROOM_S if spec.timeout_s else None,
         cpus=options.cpus,

@@ -17,7 +17,7 @@ from typing import Any, Final
 import anyio
 
 from gpuwarden.backends._slurm_rows import Row
-from gpuwarden.core.engine import UNLIMITED, Asked, EngineLimits, Queue
+from gpuwarden.core.engine import UNLIMITED, EngineLimits, EngineRequest, Queue
 from gpuwarden.core.errors import AuthFailed, BadReply, NotSupported, Unreachable
 from gpuwarden.core.models import Allocation, Place
 from gpuwarden.core.sanitize import line
@@ -207,7 +207,7 @@ def _seconds(value: object) -> float | None:
 
 
 def read_limits(
-    version: tuple[int, Any], nodes: tuple[int, Any], cluster: tuple[int, Any], asked: Asked
+    version: tuple[int, Any], nodes: tuple[int, Any], cluster: tuple[int, Any], request: EngineRequest
 ) -> EngineLimits:
     """Return a cluster's limits from its version, its list of nodes and its autoscaler's report."""
     number = version[1].get("ray_version") if version[0] == 200 and isinstance(version[1], dict) else None
@@ -221,7 +221,7 @@ def read_limits(
     kinds = _part(cluster[1], "data", "clusterStatus", "autoscalerReport", "nodeTypeMapping")
     made_up = isinstance(kinds, Mapping) and bool(kinds) and all(kinds[node] == f"node_{node}" for node in kinds)
     queue = _queue(nodes[1], fixed=made_up and nodes[0] == cluster[0] == 200)
-    return EngineLimits(engine="ray", version=line(number, 40), asked=asked, queues=(queue,), requeue_s=0.0)
+    return EngineLimits(engine="ray", version=line(number, 40), request=request, queues=(queue,), requeue_s=0.0)
 
 
 def python_of(nodes: tuple[int, Any]) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from gpuwarden.backends._ray_api import ATTEMPT, FOLDER, MARK, RESERVES, submission_id
-from gpuwarden.core.engine import Asked, engine_options
+from gpuwarden.core.engine import EngineRequest, engine_options
 from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.remote.ssh.shell_quote import quote
 from gpuwarden.static_analysis.script import read_header
@@ -40,10 +40,10 @@ def read_options(spec: JobSpec) -> RayOptions:
     return engine_options(RayOptions, spec.options, "Ray")
 
 
-def asked_of(spec: JobSpec) -> Asked:
+def engine_request(spec: JobSpec) -> EngineRequest:
     """Return the resources that a job requests from Ray."""
     options = read_options(spec)
-    return Asked(
+    return EngineRequest(
         cpus=int(-(-options.cpus // 1)) if options.cpus else None,
         memory_mb=options.memory_gb * 1024 if options.memory_gb else None,
         gpu="" if spec.gpu is None or spec.gpu.lower() in _ANY_GPU else spec.gpu,
@@ -64,7 +64,7 @@ def runtime_env(spec: JobSpec) -> dict[str, Any]:
 
 def request(spec: JobSpec, stem: str, attempt: int, run_dir: str, runner: str) -> dict[str, Any]:
     """Return the body of the request that submits an attempt."""
-    options, asked = read_options(spec), asked_of(spec)
+    options, asked = read_options(spec), engine_request(spec)
     resources = dict(options.resources)
     if asked.gpu:
         resources[f"accelerator_type:{asked.gpu.upper()}"] = 0.001  # Ray uses this resource to choose nodes by GPU type

@@ -14,6 +14,7 @@ from gpuwarden.core.errors import BadReply, WardenError
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import (
     Answer,
+    CommandOutput,
     Disclosure,
     Handle,
     JobSpec,
@@ -23,7 +24,6 @@ from gpuwarden.core.models import (
     Manifest,
     Observation,
     Place,
-    Printed,
     SpoolPiece,
     StopResult,
     Unknown,
@@ -191,12 +191,12 @@ class RunnerBackend:
 class MachineBackend(RunnerBackend):
     """A backend whose runner is on the job's own machine, not on a machine that an engine manages."""
 
-    async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
+    async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, CommandOutput]:
         """Run read-only commands on the machine, and return each command's output by its name."""
         request = {"commands": {name: list(argv) for name, argv in commands.items()}}
         reply = await self.ask(handle.place, "look", handle.run_dir, request)
         try:
-            return {name: Printed.model_validate(reply["answers"][name]) for name in commands}
+            return {name: CommandOutput.model_validate(reply["answers"][name]) for name in commands}
         except (ValidationError, KeyError, TypeError) as error:
             raise BadReply("the runner's reply to `look` has an unknown format", "Try again.") from error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from gpuwarden.backends._slurm_policy import QOS_COLUMNS, Table, ceilings, own_accounts, read_table, seconds
-from gpuwarden.core.engine import UNLIMITED, Asked, Ceiling, EngineLimits, Queue
+from gpuwarden.core.engine import UNLIMITED, Ceiling, EngineLimits, EngineRequest, Queue
 from gpuwarden.core.errors import BadReply, NotSupported, Unreachable
 from gpuwarden.core.sanitize import line
 
@@ -29,7 +29,7 @@ _PREEMPTS: Final[dict[str, Literal["no", "requeue", "cancel", "suspend"]]] = {
 }
 
 
-def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
+def read_limits(found: Mapping[str, Any], request: EngineRequest) -> EngineLimits:
     """Parse the limits in the Slurm agent's reply.
 
     Raises a `WardenError` if the reply is missing or invalid, or if Slurm is too old.
@@ -46,21 +46,21 @@ def read_limits(found: Mapping[str, Any], asked: Asked) -> EngineLimits:
             "Ask the cluster's administrator for an update.",
         )
     queues = _queues(_text(found, "partitions"), config, _nodes(_optional(found, "nodes")))
-    policy = _policy(found, config, asked, queues)
+    policy = _policy(found, config, request, queues)
     check = found.get("check")
     refused = isinstance(check, Mapping) and isinstance(check.get("rc"), int) and check["rc"] != 0
     refusal = line(check.get("err") or "it gave no reason", 300) if refused and isinstance(check, Mapping) else ""
     return EngineLimits(
         engine="slurm",
         version=line(version, 40),
-        asked=asked,
+        request=request,
         queues=queues,
         accounts=policy.accounts,
         qos=policy.qos,
         ceilings=policy.ceilings,
         max_array=_whole(config.get("MaxArraySize")),
         requeue_s=requeue_delay(config.get("AuthInfo", "")),
-        refusal="" if policy.explains(refusal, asked) else refusal,
+        refusal="" if policy.explains(refusal, request) else refusal,
         unread=policy.unread,
     )
 
@@ -74,7 +74,7 @@ class _Policy:
     ceilings: tuple[Ceiling, ...] = ()
     unread: str = ""
 
-    def explains(self, refusal: str, asked: Asked) -> bool:
+    def explains(self, refusal: str, request: EngineRequest) -> bool:
         """Return whether the known accounts, QOS or limits explain Slurm's refusal.
 
         If they do, they are reported instead of the refusal, whose text contains no numbers.
@@ -82,15 +82,20 @@ class _Policy:
         return any(
             text in refusal and known
             for text, known in (
-                ("violates accounting/QOS policy", any(limit.exceeded(asked) for limit in self.ceilings)),
-                ("Invalid account", asked.account and self.accounts is not None and asked.account not in self.accounts),
+                ("violates accounting/QOS policy", any(limit.exceeded(request) for limit in self.ceilings)),
+                (
+                    "Invalid account",
+                    request.account and self.accounts is not None and request.account not in self.accounts,
+                ),
                 ("Invalid account", self.accounts == ()),
-                ("Invalid qos", asked.qos and self.qos and asked.qos not in self.qos),
+                ("Invalid qos", request.qos and self.qos and request.qos not in self.qos),
             )
         )
 
 
-def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, queues: Sequence[Queue]) -> _Policy:
+def _policy(
+    found: Mapping[str, Any], config: Mapping[str, str], request: EngineRequest, queues: Sequence[Queue]
+) -> _Policy:
     """Read the accounts, QOS and limits for a job. `unread` names enforced limits that the cluster did not report."""
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         return _Policy()
@@ -107,20 +112,20 @@ def _policy(found: Mapping[str, Any], config: Mapping[str, str], asked: Asked, q
     )
     if table is None or not enforced & {"limits", "safe"}:
         return policy
-    queue = next((q for q in queues if (q.name == asked.queue if asked.queue else q.default)), None)
-    layers = [name for name in (queue.own_qos if queue else "", _default_qos(mine, asked, table)) if name]
+    queue = next((q for q in queues if (q.name == request.queue if request.queue else q.default)), None)
+    layers = [name for name in (queue.own_qos if queue else "", _default_qos(mine, request, table)) if name]
     limits = {row[0]: dict(zip(QOS_COLUMNS, row, strict=True)) for row in known or ()}
     given = [(name, limits.get(name, {})) for name in layers]
-    return replace(policy, ceilings=ceilings(table, asked, queue.name if queue else "", given))
+    return replace(policy, ceilings=ceilings(table, request, queue.name if queue else "", given))
 
 
-def _default_qos(mine: Sequence[Sequence[str]] | None, asked: Asked, table: Table) -> str:
+def _default_qos(mine: Sequence[Sequence[str]] | None, request: EngineRequest, table: Table) -> str:
     """Return a job's QOS: the requested QOS, or its association's default; "" if unknown."""
-    if asked.qos:
-        return asked.qos
-    account = asked.account or next((a.account for a in table.associations if a.user and a.default), "")
+    if request.qos:
+        return request.qos
+    account = request.account or next((a.account for a in table.associations if a.user and a.default), "")
     rows = [row for row in mine or () if row[1] == account]
-    row = next((row for row in rows if row[2] == asked.queue), next((row for row in rows if not row[2]), None))
+    row = next((row for row in rows if row[2] == request.queue), next((row for row in rows if not row[2]), None))
     if row is None:
         return ""
     return row[4] or (row[3] if "," not in row[3] else "")

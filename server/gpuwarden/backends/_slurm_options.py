@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator
 
-from gpuwarden.core.engine import Asked, engine_options
+from gpuwarden.core.engine import EngineRequest, engine_options
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Frozen, JobSpec
 from gpuwarden.core.sanitize import line
@@ -63,12 +63,12 @@ def read_options(spec: JobSpec) -> SlurmOptions:
     return engine_options(SlurmOptions, spec.options, "Slurm")
 
 
-def asked_of(spec: JobSpec) -> Asked:
+def engine_request(spec: JobSpec) -> EngineRequest:
     """Return the resources to request. If `walltime_s` is unset, the walltime is the job's time limit plus `ROOM_S`."""
     options = read_options(spec)
     walltime = options.walltime_s or (spec.timeout_s + ROOM_S if spec.timeout_s else None)
     kind, count = _gpus(spec, options)
-    return Asked(
+    return EngineRequest(
         queue=options.partition or "",
         account=options.account or "",
         qos=options.qos or "",
@@ -97,8 +97,8 @@ def _gpus(spec: JobSpec, options: SlurmOptions) -> tuple[str, int]:
 
 def arguments(spec: JobSpec) -> list[str]:
     """Return the `sbatch` arguments for the resources and the time limit."""
-    options, asked = read_options(spec), asked_of(spec)
-    gpus = f"gpu:{asked.gpu}:{asked.gpus}" if asked.gpu else f"gpu:{asked.gpus}"
+    options, request = read_options(spec), engine_request(spec)
+    gpus = f"gpu:{request.gpu}:{request.gpus}" if request.gpu else f"gpu:{request.gpus}"
     given = {
         "partition": options.partition,
         "account": options.account,
@@ -107,11 +107,11 @@ def arguments(spec: JobSpec) -> list[str]:
         "ntasks-per-node": "1",
         "cpus-per-task": options.cpus,
         "mem": f"{options.memory_gb}G" if options.memory_gb else None,
-        "gres": options.gres or (gpus if asked.gpus else None),
+        "gres": options.gres or (gpus if request.gpus else None),
         "constraint": options.constraint,
         "exclude": options.exclude,
         "reservation": options.reservation,
-        "time": str(asked.walltime_s // 60) if asked.walltime_s else None,
+        "time": str(request.walltime_s // 60) if request.walltime_s else None,
     }
     flags = ["--exclusive"] if options.exclusive else []
     return [f"--{name}={value}" for name, value in given.items() if value is not None] + flags
@@ -124,7 +124,7 @@ def array_request(spec: JobSpec, attempt: int) -> object:
 
 def own_arguments(spec: JobSpec, name: str, run_dir: str, *, array: bool = False) -> list[str]:
     """Return the `sbatch` arguments that gpuwarden needs: job name, files, warning signal and restarts."""
-    walltime = asked_of(spec).walltime_s
+    walltime = engine_request(spec).walltime_s
     warning = min(WARNING_S, walltime // 3) if walltime else WARNING_S
     log = run_dir.replace("%", "%%") + ("/engine.%a.log" if array else "/engine.log")
     return [

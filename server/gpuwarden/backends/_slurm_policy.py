@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gpuwarden.core.engine import UNLIMITED, Asked, Ceiling
+from gpuwarden.core.engine import UNLIMITED, Ceiling, EngineRequest
 from gpuwarden.core.sanitize import line
 
 QOS_COLUMNS: Final = (
@@ -94,14 +94,14 @@ def own_accounts(table: Table) -> tuple[str, ...]:
 
 
 def ceilings(
-    table: Table, asked: Asked, queue: str, layers: Sequence[tuple[str, Mapping[str, str]]]
+    table: Table, request: EngineRequest, queue: str, layers: Sequence[tuple[str, Mapping[str, str]]]
 ) -> tuple[Ceiling, ...]:
     """Return the limits that apply to a job in `queue`.
 
     `layers` contains the queue's QOS and the job's QOS: for each, its name and its limits from the database.
     """
-    chain = _chain(table, asked.account, queue)
-    account = chain[0].account if chain else asked.account
+    chain = _chain(table, request.account, queue)
+    account = chain[0].account if chain else request.account
     found: dict[tuple[str, str], list[Ceiling]] = {}
     for name, limits in layers:
         used = table.qos.get(name, {})

@@ -36,6 +36,7 @@ from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import (
     Answer,
     Artifact,
+    CommandOutput,
     Disclosure,
     Handle,
     JobSpec,
@@ -44,7 +45,6 @@ from gpuwarden.core.models import (
     Manifest,
     Observation,
     Place,
-    Printed,
     SpoolPiece,
     StopResult,
 )
@@ -174,7 +174,7 @@ class Fetcher(Sealer, Protocol):
 
 
 @runtime_checkable
-class Examiner(Protocol):
+class ExaminingBackend(Protocol):
     """A backend that can examine checkpoints on the machine, so that they do not have to be downloaded."""
 
     async def examine(
@@ -189,10 +189,10 @@ class Examiner(Protocol):
 
 
 @runtime_checkable
-class Looker(Protocol):
+class CommandBackend(Protocol):
     """A backend that can run read-only commands on the job's machine."""
 
-    async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, Printed]:
+    async def look(self, handle: Handle, commands: Mapping[str, Sequence[str]]) -> dict[str, CommandOutput]:
         """Return each command's output by its name. The output comes from the machine and is not verified."""
         ...
 
@@ -220,7 +220,7 @@ class SelfStopping(Protocol):
 
 
 @runtime_checkable
-class Keyed(Backend, Protocol):
+class HostKeyBackend(Backend, Protocol):
     """A backend whose machines prove their identity with a host key."""
 
     async def host_key(self, place: Place) -> HostKey:
@@ -229,7 +229,7 @@ class Keyed(Backend, Protocol):
 
 
 @runtime_checkable
-class Confining(Backend, Protocol):
+class SandboxBackend(Backend, Protocol):
     """A backend whose jobs run on this machine, in a sandbox."""
 
     def confine(self, policy: Callable[[], Local], hidden: Sequence[Path]) -> None:
@@ -245,7 +245,7 @@ class Confining(Backend, Protocol):
 
 
 @runtime_checkable
-class Startable(Backend, Protocol):
+class ReadinessBackend(Backend, Protocol):
     """A backend that can check whether a target meets a job's requirements."""
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
@@ -257,7 +257,7 @@ class Startable(Backend, Protocol):
 
 
 @runtime_checkable
-class Supplying(Backend, Protocol):
+class InstallingBackend(Backend, Protocol):
     """A backend that can install programs on machines."""
 
     def supply(self, policy: Callable[[], Hosts], tools: Path) -> None:
@@ -269,7 +269,7 @@ class Supplying(Backend, Protocol):
 
 
 @runtime_checkable
-class Bounded(Backend, Protocol):
+class LimitedBackend(Backend, Protocol):
     """A backend for an engine with queues and limits. The submit gate reads the limits before a job is submitted."""
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
@@ -289,7 +289,7 @@ class ArrayTask:
 
 
 @runtime_checkable
-class Arrayed(Bounded, Protocol):
+class ArrayBackend(LimitedBackend, Protocol):
     """A backend for an engine that starts many jobs in one request, such as a Slurm array or a Kubernetes Indexed Job.
 
     Every task is an ordinary job: it is polled, read and stopped separately through its handle, `find` finds it by its

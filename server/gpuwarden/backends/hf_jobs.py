@@ -24,8 +24,8 @@ from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, NotSupported, Unreachable, WardenError
 from gpuwarden.core.models import (
     Answer,
-    Beat,
     Handle,
+    Heartbeat,
     JobSpec,
     Known,
     LogChunk,
@@ -257,17 +257,17 @@ def ssh_of(job: Mapping[str, Any]) -> str:
     return found[1] if (found := re.fullmatch(r"ssh://([0-9a-f]{24}@[a-z0-9.-]+)", url)) else ""
 
 
-def beat_of(usage: Mapping[str, Any]) -> Beat | None:
+def beat_of(usage: Mapping[str, Any]) -> Heartbeat | None:
     """Return a heartbeat from the Hub's measurements, with the maximum across GPUs; None without measurements."""
     given = usage.get("gpus")
     gpus = [gpu for gpu in given.values() if isinstance(gpu, dict)] if isinstance(given, dict) else []
-    beat = Beat(
+    beat = Heartbeat(
         gpu_util=max((_number(gpu.get("utilization")) or 0.0 for gpu in gpus), default=None),
         gpu_mem_used=_whole(max((_number(gpu.get("memory_used_bytes")) or 0.0 for gpu in gpus), default=None)),
         mem_used=_whole(_number(usage.get("memory_used_bytes"))),
         mem_limit=_whole(_number(usage.get("memory_total_bytes"))),
     )
-    return None if beat == Beat() else beat
+    return None if beat == Heartbeat() else beat
 
 
 def _number(value: object) -> float | None:

@@ -29,7 +29,7 @@ from gpuwarden.backends._engine import EngineBackend
 from gpuwarden.backends._kube_api import KubeApi, part_of
 from gpuwarden.backends._kube_exec import PodConnection, claim_key, claim_uid
 from gpuwarden.backends._kube_image import image_readiness
-from gpuwarden.backends._kube_options import asked_of, read_options
+from gpuwarden.backends._kube_options import engine_request, read_options
 from gpuwarden.backends._kube_rows import KubeRow, is_of, rows_of, settled
 from gpuwarden.backends._slurm_observation import observation
 from gpuwarden.backends.base import ArrayTask
@@ -162,12 +162,17 @@ class KubernetesBackend(EngineBackend):
                 api.create(body, dry_run=True)
             except BadRequest as error:
                 refusal = error.message
-            asked = asked_of(spec, api.namespace)
+            request = engine_request(spec, api.namespace)
             kueue = read_options(spec).queue
-            queue = api.local_queue(kueue) if kueue else Queue(name=asked.queue, default=True, preempts="requeue")
+            queue = api.local_queue(kueue) if kueue else Queue(name=request.queue, default=True, preempts="requeue")
             queues = (queue,) if queue else ()
             return EngineLimits(
-                engine=self.name, version="", asked=asked, queues=queues, refusal=refusal, max_array=arrays.MOST_TASKS
+                engine=self.name,
+                version="",
+                request=request,
+                queues=queues,
+                refusal=refusal,
+                max_array=arrays.MOST_TASKS,
             )
 
         return await self._there(place, ask)

@@ -138,7 +138,7 @@ class RayBackend(EngineBackend):
         version = await ask(place, "GET", "/api/version")
         nodes = await ask(place, "GET", "/api/v0/nodes?detail=true")
         cluster = await ask(place, "GET", "/api/cluster_status")
-        return read_limits(version, nodes, cluster, options.asked_of(spec))
+        return read_limits(version, nodes, cluster, options.engine_request(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
         """Return the requirements that the cluster definitely does not meet: the Python version in a script header, or

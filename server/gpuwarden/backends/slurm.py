@@ -117,7 +117,7 @@ class SlurmBackend(EngineBackend):
 
     def settle(self, spec: JobSpec) -> JobSpec:
         """Return the spec unchanged. Raises BadRequest for an option that Slurm does not support."""
-        options.asked_of(spec)
+        options.engine_request(spec)
         return spec
 
     def attempts(self, spec: JobSpec) -> int:
@@ -137,7 +137,7 @@ class SlurmBackend(EngineBackend):
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
         """Return the cluster's limits, and the result of Slurm's own check of this job."""
         found = await self._ask(place, "limits", args=options.arguments(spec))
-        return read_limits(found, options.asked_of(spec))
+        return read_limits(found, options.engine_request(spec))
 
     async def readiness(self, place: Place, needs: Needs) -> Readiness:
         """Return the requirements that the login node does not meet. The compute nodes start scripts with its Python or
@@ -264,7 +264,7 @@ class SlurmBackend(EngineBackend):
         sending = reply.get("sending")
         on_its_way = {stem for stem in folders if stem in sending} if isinstance(sending, list) else set()
         blind |= dict.fromkeys(on_its_way - rows.keys(), "this job is being submitted")
-        message = reply.get("said")
+        message = reply.get("messages")
         words = {k: line(v, 300) for k, v in message.items() if v} if isinstance(message, dict) else {}
         return {stem: replace(row, message=words.get(stem, "")) for stem, row in rows.items()}, blind
 

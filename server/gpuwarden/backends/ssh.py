@@ -32,7 +32,7 @@ from gpuwarden.profiles import load_profile
 from gpuwarden.remote import launch
 from gpuwarden.remote.host.any_python import ANY_PYTHON, NO_PYTHON, no_python, python_command
 from gpuwarden.remote.host.host_info import HostInfo, probe_host
-from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, Asked, judge
+from gpuwarden.remote.host.probe_findings import RENT_ANOTHER, ProbeContext, judge
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.host_keys import HostKey, HostKeyChanged
 from gpuwarden.remote.ssh.machine import Dialogue, Ssh
@@ -141,7 +141,7 @@ class SshBackend(MachineBackend):
         sent = self._clock.now()
         ran = await machine.ssh.run([host.job_python, "-I", "-", request], stdin=_probe_source(), timeout_s=CHECK_S)
         metered = bool(profile and profile.meter.metered)
-        asked = Asked(run_root, durable, metered=metered, sent=sent, heard=self._clock.now())
+        asked = ProbeContext(run_root, durable, metered=metered, sent=sent, received=self._clock.now())
         return judge(parse(ran.out.strip().rpartition(b"\n")[2] or ran.err[:200]), asked)
 
     # ------------------------------------------------------------------------------------------------------- start

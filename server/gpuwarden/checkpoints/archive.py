@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, short
-from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.findings import ExamineOptions, Findings
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
 
 if TYPE_CHECKING:
-    from gpuwarden.checkpoints.compare import Compared
+    from gpuwarden.checkpoints.compare import Comparison
     from gpuwarden.checkpoints.sealing.seal import Sealer
 
 # Not in the archive: modules that need other packages, or that never run on the machine that stores the files.
@@ -111,7 +111,7 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
     from gpuwarden.checkpoints.examine import examine
 
     sealed = seal_log.seals_below(args.log, path) if args.log else {}
-    found = examine(path, Ask(not args.structure, args.threads, expected=sealed, budget=budget))
+    found = examine(path, ExamineOptions(not args.structure, args.threads, expected=sealed, budget=budget))
     if args.load or args.resume:
         from gpuwarden.checkpoints.load import child_with_torch, load
 
@@ -131,20 +131,20 @@ def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, 
     }
 
 
-def _compared(found: Findings, against: Path, budget: Budget) -> Compared | None:
+def _compared(found: Findings, against: Path, budget: Budget) -> Comparison | None:
     """Compare with another path. Return None for an output that contains no model, such as a log."""
-    from gpuwarden.checkpoints.compare import Compared, comparable, compare
+    from gpuwarden.checkpoints.compare import Comparison, comparable, compare
     from gpuwarden.checkpoints.examine import GAVE_UP, examine
 
     if not comparable(found):
         return None
     if not against.exists():
-        return Compared(doubts=["the path to compare with does not exist on the machine"])
+        return Comparison(doubts=["the path to compare with does not exist on the machine"])
     try:
-        other = examine(against, Ask(False, budget=budget, open=_counted(budget)))
+        other = examine(against, ExamineOptions(False, budget=budget, open=_counted(budget)))
         return compare(replace(found, open=_counted(budget)), other)
     except (Broken, Doubtful, *GAVE_UP) as why:
-        return Compared(doubts=[f"could not be compared: {short(why, 80)}"])
+        return Comparison(doubts=[f"could not be compared: {short(why, 80)}"])
 
 
 def _counted(budget: Budget) -> Callable[[Path, str], Source]:

@@ -26,7 +26,7 @@ _DROPPED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.ma
 
 
 @dataclass
-class Compared(Evidence):
+class Comparison(Evidence):
     """The result of `compare`."""
 
     proved: list[str] = field(default_factory=list)
@@ -54,9 +54,9 @@ class _Held:
             return siblings.equal(left, self.tensor, right, other.tensor)
 
 
-def compare(now: Findings, before: Findings) -> Compared:
+def compare(now: Findings, before: Findings) -> Comparison:
     """Compare `now` with `before`, which is another checkpoint, an adapter's base or a GGUF file's source."""
-    compared = Compared()
+    compared = Comparison()
     new, old = _held(now), _held(before)
     if not new or not old:
         compared.doubts.append(
@@ -98,7 +98,7 @@ def _is_adapter(held: dict[str, _Held]) -> bool:
 
 
 def _same_run(
-    now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Compared
+    now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Comparison
 ) -> None:
     """Compare with an earlier checkpoint of the run: require a higher step, the same tensors, and different weights."""
     step, last = (max((j.step for j in f.judgements if j.step is not None), default=None) for f in (now, before))
@@ -132,7 +132,7 @@ def _same_run(
             compared.warnings.append(f"{len(still):,} tensors are unchanged; only frozen ones should be: {some(still)}")
 
 
-def _progress(now: Findings, before: Findings, compared: Compared) -> None:
+def _progress(now: Findings, before: Findings, compared: Comparison) -> None:
     """Compare the steps that the optimizers and schedulers in the two checkpoints record."""
     places = []
     for found in (now, before):
@@ -144,7 +144,7 @@ def _progress(now: Findings, before: Findings, compared: Compared) -> None:
     siblings.compare_progress(places[0], places[1], compared)
 
 
-def _onto_base(new: dict[str, _Held], base: dict[str, _Held], compared: Compared) -> None:
+def _onto_base(new: dict[str, _Held], base: dict[str, _Held], compared: Comparison) -> None:
     """Check that the base model has every adapted module, with the dimensions that its A and B matrices require."""
     found = pairs({n: h.tensor for n, h in new.items()})
     for module, ab in sorted(found.items()):
@@ -170,7 +170,7 @@ def _without(prefix: str, name: str) -> str:
 
 
 def _conversion(
-    now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Compared
+    now: Findings, new: dict[str, _Held], before: Findings, old: dict[str, _Held], compared: Comparison
 ) -> None:
     """Compare a GGUF file's dimensions and tensors with those in its source.
 

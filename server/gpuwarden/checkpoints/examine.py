@@ -23,7 +23,7 @@ from gpuwarden.checkpoints.file_model import (
     short,
     some,
 )
-from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement, temporary
+from gpuwarden.checkpoints.findings import Entry, ExamineOptions, Expected, Findings, Judgement, temporary
 from gpuwarden.checkpoints.layouts import stepped, training_file
 from gpuwarden.checkpoints.plugins import FORMATS, LAYOUTS
 from gpuwarden.checkpoints.safe_file import Source
@@ -42,7 +42,7 @@ GAVE_UP = (
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
-def examine(path: Path, ask: Ask) -> Findings:
+def examine(path: Path, ask: ExamineOptions) -> Findings:
     """Examine a file, or all files in a folder. Invalid content never raises an exception."""
     if path.is_dir():
         return examine_tree(walk(path, ask.limits, ask.budget), ask)
@@ -72,7 +72,7 @@ def examine(path: Path, ask: Ask) -> Findings:
     return found
 
 
-def examine_tree(tree: Tree, ask: Ask) -> Findings:
+def examine_tree(tree: Tree, ask: ExamineOptions) -> Findings:
     """Examine every file in a tree, then check its folders with the layouts."""
     found = Findings(tree.root, {}, tree, [], list(tree.doubts), open=ask.open, content=ask.content)
     ours = ask.ours(tree)
@@ -88,7 +88,7 @@ def examine_tree(tree: Tree, ask: Ask) -> Findings:
         scheduling.plan(sizes, ask.threads, 2 * content_scan.SEGMENT) if ask.content else ([], list(sizes))
     )
 
-    def one(name: str, how: Ask) -> Entry | None:
+    def one(name: str, how: ExamineOptions) -> Entry | None:
         return None if ask.budget and ask.budget.spent else look(found.place(name), name, how)
 
     looked = {n: one(n, ask) for n in together}
@@ -123,7 +123,7 @@ def _only_temporary(found: Findings) -> None:
     found.doubt(f"all weights are left over from unfinished saves and were not examined: {names}", Cause.CHANGING)
 
 
-def _sealed(tree: Tree, ask: Ask, found: Findings) -> dict[str, Expected]:
+def _sealed(tree: Tree, ask: ExamineOptions, found: Findings) -> dict[str, Expected]:
     """Return the sizes and digests from the manifests that were saved with the tree."""
     # In a Hub cache, a large file's blob is named after the SHA-256 of its content.
     blobs = ((rel, path) for rel, path in tree.blobs.items() if _SHA256.fullmatch(path.name))
@@ -170,7 +170,7 @@ def judge(found: Findings) -> None:
             found.judgements.append(judgement)
 
 
-def look(path: Path, name: str, ask: Ask) -> Entry:
+def look(path: Path, name: str, ask: ExamineOptions) -> Entry:
     """Examine one file. Reader errors are recorded as findings and never raised."""
     entry = Entry(name, temporary=temporary(name))
     try:
@@ -191,7 +191,7 @@ def look(path: Path, name: str, ask: Ask) -> Entry:
     return entry
 
 
-def _look(source: Source, entry: Entry, ask: Ask) -> None:
+def _look(source: Source, entry: Entry, ask: ExamineOptions) -> None:
     expected = ask.expected.get(entry.path)
     head = source.head()
     if expected and expected.size != source.size:
@@ -256,7 +256,7 @@ def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:
     return anatomy
 
 
-def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: Ask) -> None:
+def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected | None, ask: ExamineOptions) -> None:
     """Read all bytes once: compare checksums and recorded digests, and search for NaN and infinity."""
     # If the caller passed the manifest, the strongest digest is compared. A manifest next to the files can only reveal
     # damage, so the fastest digest is enough.
@@ -291,7 +291,7 @@ def _content(source: Source, entry: Entry, anatomy: Anatomy, expected: Expected 
         _values(source, entry, anatomy, seen)
 
 
-def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.Seen) -> None:
+def _values(source: Source, entry: Entry, anatomy: Anatomy, seen: content_scan.ScanResult) -> None:
     """Report tensors that contain NaN or infinity, except masks and counters, and weights that look suspicious."""
     bad: list[str] = []
     before = len(entry.warnings)

@@ -136,7 +136,7 @@ class Findings(Evidence):
 
 
 @dataclass(frozen=True)
-class Ask:
+class ExamineOptions:
     """The options of an examination. `only` is the set of relative paths to examine; `open` opens a file."""
 
     content: bool = True

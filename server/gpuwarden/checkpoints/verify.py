@@ -24,10 +24,10 @@ from pathlib import Path
 
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.build import build
-from gpuwarden.checkpoints.compare import Compared, compare
+from gpuwarden.checkpoints.compare import Comparison, compare
 from gpuwarden.checkpoints.examine import GAVE_UP, examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits, short, some
-from gpuwarden.checkpoints.findings import Ask, Entry, Expected, Findings, Judgement
+from gpuwarden.checkpoints.findings import Entry, ExamineOptions, Expected, Findings, Judgement
 from gpuwarden.checkpoints.load import LoadLimits, load
 from gpuwarden.checkpoints.sealing import manifest as manifests
 from gpuwarden.checkpoints.tree import Tree
@@ -70,7 +70,7 @@ def verify(
     path raises BadRequest or NotFound.
     """
     path = usable(path)
-    ask = Ask(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
+    ask = ExamineOptions(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
     ask = replace(ask, expected=expected or {}, ours=_left_by_a_pull)
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
@@ -92,7 +92,7 @@ def report(
     level: Level,
     path: str,
     against: Findings | None = None,
-    compared: Mapping[str, Compared] | None = None,
+    compared: Mapping[str, Comparison] | None = None,
 ) -> Report:
     """Return the report for an examination on another machine. `path` is the checkpoint's path on that machine.
 
@@ -116,7 +116,7 @@ def _compare(found: Findings, other: Findings, extra: _Extra) -> None:
     _add_compared(result, name, extra)
 
 
-def _add_compared(result: Compared, name: str, extra: _Extra) -> None:
+def _add_compared(result: Comparison, name: str, extra: _Extra) -> None:
     extra.proved += [f"compared: {line}" for line in result.proved]
     extra.warnings += [f"compared: {line}" for line in result.warnings]
     for line in result.problems:
@@ -165,7 +165,9 @@ def _left_by_a_pull(tree: Tree) -> frozenset[str]:
     return frozenset(found)
 
 
-def _examine(path: Path, level: Level, manifest: Manifest | None, under: str, ask: Ask) -> tuple[Findings, _Extra]:
+def _examine(
+    path: Path, level: Level, manifest: Manifest | None, under: str, ask: ExamineOptions
+) -> tuple[Findings, _Extra]:
     """Examine the files in the manifest and compare them with it. Without a manifest, examine all files."""
     extra = _Extra()
     if manifest is None:

@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class QueueSeen:
+class QueueState:
     """One launched queue. `ended`: its job has ended. `collected`: its outputs have since been copied and examined."""
 
     job: str
@@ -46,7 +46,7 @@ class QueueSeen:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class CellFolder:
     """One cell's folder in the copy of a queue. `config` is the configuration digest that the folder contains."""
 
     job: str
@@ -82,8 +82,8 @@ class Reconciled:
 
 def reconcile(
     cells: Sequence[Cell],
-    queues: Sequence[QueueSeen],
-    sightings: Sequence[Sighting],
+    queues: Sequence[QueueState],
+    folders: Sequence[CellFolder],
     max_tries: int,
     resumed: Mapping[int, int] | None = None,
 ) -> Reconciled:
@@ -97,10 +97,10 @@ def reconcile(
     before = resumed or {}
     configs = {cell.index: cell.config for cell in cells}
     given = {(queue.job, index) for queue in queues for index in queue.cells}
-    fits = [s for s in sightings if configs.get(s.index) == s.config and (s.job, s.index) in given]
-    strangers = sorted({(s.job, s.index) for s in sightings} - {(s.job, s.index) for s in fits})
+    fits = [s for s in folders if configs.get(s.index) == s.config and (s.job, s.index) in given]
+    strangers = sorted({(s.job, s.index) for s in folders} - {(s.job, s.index) for s in fits})
     seen = {(s.job, s.index): s.outcome for s in fits}
-    of: dict[int, list[QueueSeen]] = {index: [] for index in configs}
+    of: dict[int, list[QueueState]] = {index: [] for index in configs}
     for number, queue in enumerate(queues):
         for index in queue.cells:
             if number >= before.get(index, 0) or seen.get((queue.job, index)) is Outcome.PROVEN:
@@ -119,7 +119,7 @@ def reconcile(
 
 
 def _state(
-    index: int, queues: Sequence[QueueSeen], seen: Mapping[tuple[str, int], Outcome], max_tries: int
+    index: int, queues: Sequence[QueueState], seen: Mapping[tuple[str, int], Outcome], max_tries: int
 ) -> CellState:
     """Return the state of one cell from its queues, oldest first."""
     outcomes = [seen.get((queue.job, index)) for queue in queues]

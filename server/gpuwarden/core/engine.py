@@ -60,7 +60,7 @@ class Queue(Frozen):
     own_qos: str = ""
 
 
-class Asked(Frozen):
+class EngineRequest(Frozen):
     """A job's request to the engine. "" and None mean the engine's default."""
 
     queue: str = ""
@@ -101,34 +101,34 @@ class Ceiling(Frozen):
     used: int = 0
     resource: str = ""
 
-    def wanted(self, asked: Asked) -> int:
+    def wanted(self, request: EngineRequest) -> int:
         """Return the minimum amount of the limited quantity that the job uses.
 
         Values that the engine chooses count as 0 or 1.
         """
         if self.kind in ("submitted", "running"):
-            return asked.tasks
+            return request.tasks
         if self.kind == "walltime":
-            return asked.walltime_s or 0
-        minutes = max((asked.walltime_s or 0) // 60, 1)
+            return request.walltime_s or 0
+        minutes = max((request.walltime_s or 0) // 60, 1)
         if self.resource == "wall":
             return minutes
-        each = asked.of_machine(self.resource)
+        each = request.of_machine(self.resource)
         if self.kind == "machine":
             return each
-        return each * asked.nodes * (minutes if self.kind in ("minutes", "job_minutes") else 1)
+        return each * request.nodes * (minutes if self.kind in ("minutes", "job_minutes") else 1)
 
     @property
     def left(self) -> int:
         """Return the unused amount."""
         return max(self.most - self.used, 0)
 
-    def exceeded(self, asked: Asked) -> bool:
+    def exceeded(self, request: EngineRequest) -> bool:
         """Return whether the job can never start under this limit.
 
         For a limit on running jobs, the current usage is ignored, because it decreases when jobs end.
         """
-        return self.wanted(asked) > self.left if self.kind != "running" else self.most == 0
+        return self.wanted(request) > self.left if self.kind != "running" else self.most == 0
 
 
 class EngineLimits(Frozen):
@@ -141,7 +141,7 @@ class EngineLimits(Frozen):
 
     engine: str
     version: str
-    asked: Asked
+    request: EngineRequest
     queues: tuple[Queue, ...]
     accounts: tuple[str, ...] | None = None
     qos: tuple[str, ...] | None = None
@@ -156,5 +156,5 @@ class EngineLimits(Frozen):
     @property
     def queue(self) -> Queue | None:
         """Return the job's queue; None if the engine has no queue with that name, or no default queue."""
-        asked = self.asked.queue
-        return next((q for q in self.queues if (q.name == asked if asked else q.default)), None)
+        request = self.request.queue
+        return next((q for q in self.queues if (q.name == request if request else q.default)), None)

@@ -39,8 +39,8 @@ def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
                 f"{line(name, 80)} has an unpaired surrogate, which can't be encoded as UTF-8", "Remove it and retry."
             ) from None
         if size > left:
-            told = f"{line(name, 80)} has {size - len(name):,} bytes; the limit for all arguments is {most:,}"
-            raise BadRequest(f"{told}; nothing was done", "Shorten it; for a log, pass only its end.")
+            message = f"{line(name, 80)} has {size - len(name):,} bytes; the limit for all arguments is {most:,}"
+            raise BadRequest(f"{message}; nothing was done", "Shorten it; for a log, pass only its end.")
         left -= size
 
 
@@ -57,7 +57,7 @@ def bad_arguments(error: ValidationError) -> BadRequest:
     return BadRequest("; ".join(parts), ("Nothing was done.", *fixes, do(Action.RETRY)))
 
 
-def in_words(kind: str, told: str) -> str:
+def in_words(kind: str, message: str) -> str:
     """Return a pydantic error in plain language."""
     words = {"extra_forbidden": "unknown field", "missing": "it is missing"}
-    return words.get(kind, told.removeprefix("Value error, "))
+    return words.get(kind, message.removeprefix("Value error, "))

@@ -519,7 +519,7 @@ class Balance(Frozen):
     per_hour: float | None = None
 
 
-class Beat(Frozen):
+class Heartbeat(Frozen):
     """One heartbeat from a machine; a value that can't be read is None."""
 
     gpu_util: float | None = None
@@ -601,7 +601,7 @@ class Observation(Frozen):
     alerts: tuple[RunnerAlert, ...] = ()
     log_bytes: int = 0
     stale: bool = False
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     machine: str = ""
     lost: bool = False
     upload: str = ""
@@ -701,7 +701,7 @@ class InputFile(Frozen):
     sha256: str
 
 
-class Printed(Frozen):
+class CommandOutput(Frozen):
     """A command's output on a machine. If the exit code is None, `why` is `missing`, `refused` or `timeout`."""
 
     exit: int | None = None

@@ -1,7 +1,7 @@
 """A platform's facts as data: the front matter of `profiles/<id>.md`.
 
 Every block of volatile facts has `verified` (year-month) and `source`. An unknown value is written
-`{unknown: how to find out}`, which the code reads as `Unfound`; it is never replaced by a default.
+`{unknown: how to find out}`, which the code reads as `UnknownFact`; it is never replaced by a default.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gpuwarden.core.models import Frozen, SelfStop, Verb
 V = TypeVar("V")
 
 
-class Unfound(Frozen):
+class UnknownFact(Frozen):
     """A fact that has not been established; `unknown` describes how to establish it."""
 
     unknown: str = Field(min_length=8)
 
 
-Fact: TypeAlias = V | Unfound
+Fact: TypeAlias = V | UnknownFact
 
 Month = Annotated[str, Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
 Source = Annotated[str, Field(min_length=8)]

@@ -31,12 +31,12 @@ class Job(StrEnum):
     UNKNOWN = "unknown"
 
     @property
-    def told(self) -> str:
+    def phrase(self) -> str:
         """Return the state as a verb phrase for a sentence, such as `has succeeded`."""
-        return _TOLD.get(self, f"is {self.value}")
+        return _PHRASES.get(self, f"is {self.value}")
 
 
-_TOLD: Final = {
+_PHRASES: Final = {
     Job.PROVISIONING: "is waiting for its machine",
     Job.SUBMITTING: "is being started",
     Job.SUCCEEDED: "has succeeded",

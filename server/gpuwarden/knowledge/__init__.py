@@ -13,7 +13,7 @@ from gpuwarden.knowledge.catalog import (
     shipped,
 )
 from gpuwarden.knowledge.diagnosis import Diagnosis, MatchedLine, diagnose
-from gpuwarden.knowledge.observations import Seen, Sign
+from gpuwarden.knowledge.observations import ObservedSign, Sign
 from gpuwarden.knowledge.search import Hit, search
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "Gotcha",
     "Hit",
     "MatchedLine",
+    "ObservedSign",
     "Page",
     "Problem",
-    "Seen",
     "Sign",
     "diagnose",
     "load",

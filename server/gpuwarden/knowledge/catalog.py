@@ -64,7 +64,7 @@ class Problem:
         return f"{self.file}:{self.line}: {self.message}"
 
 
-class Unsigned(StrEnum):
+class NoSignature(StrEnum):
     """The reason why no line in a job's log can distinguish an entry from other entries."""
 
     SILENT = "silent"
@@ -93,7 +93,7 @@ class Block(Frozen):
     signs: tuple[Sign, ...] = ()
     secondary: bool = False
     least_lines: int = Field(default=1, ge=1, le=20)
-    unsigned: Unsigned | None = None
+    unsigned: NoSignature | None = None
 
     @field_validator("source", mode="before")
     @classmethod
@@ -111,7 +111,7 @@ class Gotcha(Block):
     prose: str = ""
 
 
-class Front(Frozen):
+class PageHeader(Frozen):
     """The front matter of a page. `prefix` is the first part of its entries' ids. A source is a web address or one of
     gpuwarden's own source files.
     """
@@ -123,7 +123,7 @@ class Front(Frozen):
     sources: tuple[Annotated[str, Field(pattern=r"^(https://|server/)\S+$")], ...] = ()
 
 
-class Page(Front):
+class Page(PageHeader):
     """One reference file. `body` is the Markdown after the front matter, and `first` is its first line number."""
 
     path: str
@@ -208,7 +208,7 @@ class _Reader:
             raw = path.read_bytes()
             if len(raw) > MAX_PAGE_BYTES:
                 raise _wrong(self.file, 1, f"is larger than {MAX_PAGE_BYTES} bytes")
-            front, body, first = load_front_matter(Front, raw.decode(), name=self.file)
+            front, body, first = load_front_matter(PageHeader, raw.decode(), name=self.file)
         except UnicodeDecodeError as error:
             self.note(1, f"is not UTF-8 (byte {error.start})")
         except BadRequest as error:

@@ -49,7 +49,7 @@ Words = Annotated[str, Field(min_length=3, max_length=200)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 
 
-class Where(StrEnum):
+class CommandHost(StrEnum):
     """The machine on which a command runs."""
 
     MACHINE = "machine"
@@ -98,7 +98,7 @@ class Check(Frozen):
     id: Name
     question: Words
     command: tuple[str, ...] = Field(min_length=1)
-    on: Where = Where.MACHINE
+    on: CommandHost = CommandHost.MACHINE
     reads: bool = False
     value: str = ""
     outcomes: tuple[Outcome, ...] = Field(min_length=2)
@@ -116,7 +116,7 @@ class Check(Frozen):
             program, *arguments = self.command
             allowed = READERS.get(program)
             known = allowed is not None and all(re.fullmatch(allowed, part) for part in arguments)
-            if not (known and names <= {"folder"} and self.on is Where.MACHINE):
+            if not (known and names <= {"folder"} and self.on is CommandHost.MACHINE):
                 raise ValueError(f"{self.id}: this command may change something, or needs a value that is not known")
         return self
 

@@ -18,7 +18,7 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.catalog import Catalogue, Gotcha
 from gpuwarden.knowledge.failure import Outcome, Reading, Weight
 from gpuwarden.knowledge.log_lines import MAX_LINE
-from gpuwarden.knowledge.observations import Seen, Sign
+from gpuwarden.knowledge.observations import ObservedSign, Sign
 from gpuwarden.knowledge.signatures import compiled_signature, literal_of
 from gpuwarden.knowledge.track_record import runtime_wordings, trusted
 
@@ -60,7 +60,7 @@ def diagnose(
     log: str,
     *,
     exit_code: int | None = None,
-    seen: Sequence[Seen] = (),
+    seen: Sequence[ObservedSign] = (),
     failed: bool | None = True,
     limit: int = 3,
     excerpt: bool = False,
@@ -119,7 +119,7 @@ class _Case:
 
     gotcha: Gotcha
     hits: list[Match]
-    seen: list[Seen]
+    seen: list[ObservedSign]
     weight: Weight
 
     @property
@@ -261,7 +261,7 @@ def _of_the_failure(cases: list[_Case], *, raised: bool) -> list[_Case]:
 
 
 def _cases(
-    catalogue: Catalogue, weights: dict[MatchedLine, Weight], seen: Sequence[Seen], *, excerpt: bool
+    catalogue: Catalogue, weights: dict[MatchedLine, Weight], seen: Sequence[ObservedSign], *, excerpt: bool
 ) -> Iterator[_Case]:
     """Yield every entry that has evidence. A signature is tried only if the log contains its literal."""
     lines = list(weights)

@@ -16,7 +16,7 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge import failure_marks as marks
 from gpuwarden.knowledge.evidence import versions
 from gpuwarden.knowledge.log_lines import LogLine, read_lines, step_of
-from gpuwarden.knowledge.tracebacks import Raised, exceptions
+from gpuwarden.knowledge.tracebacks import RaisedException, exceptions
 
 CONTINUED = 2
 """A run counts as continued if at least this many different steps follow an error."""
@@ -52,7 +52,7 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Gone(Frozen):
+class MissingName(Frozen):
     """A name that a library's installed release lacks. The release tables are searched for it.
 
     `callers` lists the calls in the traceback's source lines, innermost first. They are needed because the messages of
@@ -92,7 +92,7 @@ class Failure(Frozen):
     outcome: Outcome
     exception: ExceptionRead | None = None
     chain: tuple[ExceptionRead, ...] = ()
-    gone: Gone | None = None
+    gone: MissingName | None = None
     progress: Line | None = None
     exit_code: int | None = None
     signal: str = ""
@@ -247,7 +247,7 @@ class Reading:
             versions=tuple(f"{name} {number}" for name, number in known.items()),
         )
 
-    def _gone(self, raised: Raised) -> Gone | None:
+    def _gone(self, raised: RaisedException) -> MissingName | None:
         """Return the name that an exception reports as missing, with the calls in its traceback's source lines."""
         found = gone(raised.message)
         if found is None:
@@ -272,11 +272,11 @@ class Reading:
         return Outcome.RUNNING if len(different) >= CONTINUED else Outcome.UNKNOWN
 
 
-def gone(message: str) -> Gone | None:
+def gone(message: str) -> MissingName | None:
     """Return the attribute, keyword or name that an exception's message reports as missing."""
     for kind, shape in marks.GONE:
         if found := shape.search(message):
-            return Gone(kind=kind, owner=found["owner"], name=found["name"])
+            return MissingName(kind=kind, owner=found["owner"], name=found["name"])
     return None
 
 
@@ -304,7 +304,7 @@ def _kept(line: LogLine) -> Line:
     return Line(number=line.number, text=line.text[:400])
 
 
-def _short(raised: Raised, known: dict[str, str]) -> ExceptionRead:
+def _short(raised: RaisedException, known: dict[str, str]) -> ExceptionRead:
     frame = raised.innermost
     package = frame.package if frame else ""
     return ExceptionRead(

@@ -27,7 +27,7 @@ class Sign(StrEnum):
     INODES_USED = "inodes-used"
 
 
-class Seen(Frozen):
+class ObservedSign(Frozen):
     """An observed sign and its description. If `sure` is true, the sign alone establishes the cause; otherwise, it only
     makes the cause more likely.
     """

@@ -33,7 +33,7 @@ _LOOSE = re.compile(r"'[^']{0,120}'|\"[^\"]{0,120}\"|(?:/[\w.+-]+){2,}|0x[0-9a-f
 
 
 @dataclass(frozen=True)
-class Bar:
+class LessonClaims:
     """The proposal author's statements about the failure."""
 
     root_caused: bool
@@ -61,14 +61,14 @@ class Draft:
 
 
 def draft(
-    catalogue: Catalogue, page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar
+    catalogue: Catalogue, page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], claims: LessonClaims
 ) -> Draft:
     """Draft an entry for `page` from its fields (`symptom`, `cause`, `fix`, `scope`, `source`, `verified`).
 
     `lines` contains the log lines that show the failure. Each of them becomes an example and a signature. Raises
     BadRequest if the lesson does not meet the requirements or the entry would not pass the loader.
     """
-    below = bar.missing()
+    below = claims.missing()
     if below:
         raise BadRequest(f"not an entry yet: {'; '.join(below)}", "Keep it as a project note.")
     home = catalogue.page(page)

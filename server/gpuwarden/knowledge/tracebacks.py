@@ -55,7 +55,7 @@ class Frame:
 
 
 @dataclass(eq=False)
-class Raised:
+class RaisedException:
     """One printed exception. `first` and `last` are its first and last line numbers; its type is in line `at`.
 
     `cause` is the previous exception in the chain. `ignored` is true if Python printed the exception and continued.
@@ -68,7 +68,7 @@ class Raised:
     at: int
     last: int
     frames: tuple[Frame, ...] = ()
-    cause: Raised | None = None
+    cause: RaisedException | None = None
     ignored: bool = False
     lines: list[LogLine] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class Raised:
         return self.type.rpartition(".")[2]
 
     @property
-    def chain(self) -> tuple[Raised, ...]:
+    def chain(self) -> tuple[RaisedException, ...]:
         """Return the exceptions in the chain, earliest first."""
         found, cause = [self], self.cause
         while cause is not None:
@@ -98,7 +98,7 @@ class Raised:
         return next(outside, None)
 
 
-def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
+def exceptions(lines: Iterable[LogLine]) -> list[RaisedException]:
     """Return the exceptions from all ranks in log order. A chain is represented by its last exception."""
     streams: dict[str, list[LogLine]] = {}
     for line in lines:
@@ -107,9 +107,9 @@ def exceptions(lines: Iterable[LogLine]) -> list[Raised]:
     return sorted(found, key=lambda raised: raised.at)
 
 
-def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
+def _of_stream(lines: list[LogLine]) -> Iterator[RaisedException]:
     """Yield the exceptions in one rank's lines. A chain is represented by its last exception."""
-    pending: Raised | None = None
+    pending: RaisedException | None = None
     chained = False
     for raised in _single(lines):
         if isinstance(raised, LogLine):
@@ -124,7 +124,7 @@ def _of_stream(lines: list[LogLine]) -> Iterator[Raised]:
         yield pending
 
 
-def _single(lines: list[LogLine]) -> Iterator[Raised | LogLine]:
+def _single(lines: list[LogLine]) -> Iterator[RaisedException | LogLine]:
     """Yield each exception, and each line that states that the next exception belongs to the same chain."""
     frames: list[Frame] = []
     start: int | None = None
@@ -145,7 +145,7 @@ def _single(lines: list[LogLine]) -> Iterator[Raised | LogLine]:
             start = line.number if start is None else start
         elif raised := _raised(body, inside=inside and bool(frames)):
             message, last = _message(raised.group("message") or "", lines, at, gaps=bool(frames))
-            yield Raised(
+            yield RaisedException(
                 raised.group("type"), message, line.rank, line.number if start is None else start, line.number,
                 lines[last - 1].number, tuple(frames), ignored=ignored, lines=lines[at - 1 : last],
             )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.diagnosis import Certainty
-from gpuwarden.knowledge.failure import Failure, Gone
+from gpuwarden.knowledge.failure import Failure, MissingName
 from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, LOADING, NAMES
 from gpuwarden.static_analysis.signatures.history import ever, minor, nearest
 from gpuwarden.static_analysis.signatures.members import members
@@ -84,7 +84,7 @@ class _Fact:
         return len(self.places) == len(self.table.releases)
 
 
-Finder: TypeAlias = Callable[[Gone, frozenset[str]], Iterable[_Fact]]
+Finder: TypeAlias = Callable[[MissingName, frozenset[str]], Iterable[_Fact]]
 
 
 def explain(failure: Failure) -> Skew | None:
@@ -155,7 +155,7 @@ def _change(since: str, gone_in: str, until: str, installed: str) -> Change:
 # ------------------------------------------------------------------------------------------- names and modules
 
 
-def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
+def _bound(gone: MissingName, near: frozenset[str]) -> Iterator[_Fact]:
     """Yield the releases in which a module defines or imports a name."""
     module = canonical(gone.owner)
     package = package_of(module)
@@ -182,7 +182,7 @@ def _bound(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
     yield _Fact(package, dotted, frozenset(places), renamed)
 
 
-def _module(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
+def _module(gone: MissingName, near: frozenset[str]) -> Iterator[_Fact]:
     """Yield the releases that have a module. Yields nothing if the whole package is missing."""
     module = canonical(gone.name)
     known = table(package_of(module))
@@ -196,7 +196,7 @@ def _module(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
 # -------------------------------------------------------------------------------------- arguments and members
 
 
-def _classes(gone: Gone) -> Iterator[str]:
+def _classes(gone: MissingName) -> Iterator[str]:
     """Yield the names of the classes and functions whose call may have failed."""
     owner, _, method = gone.owner.rpartition(".")
     if owner and method in CONSTRUCTORS:
@@ -219,7 +219,7 @@ def _qualified(name: str) -> Iterator[tuple[str, str]]:
         yield from ((package, dotted) for dotted in (exported or inner)[:1])
 
 
-def _argument(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
+def _argument(gone: MissingName, near: frozenset[str]) -> Iterator[_Fact]:
     """Yield the releases in which a class or function accepts an argument."""
     for name in _classes(gone):
         facts = [fact for package, dotted in _qualified(name) if (fact := _accepted(package, dotted, gone.name))]
@@ -255,7 +255,7 @@ def _releases(package: str) -> tuple[str, ...]:
     return known.releases if known else ()
 
 
-def _required(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
+def _required(gone: MissingName, near: frozenset[str]) -> Iterator[_Fact]:
     """Yield the releases in which an argument is optional."""
     for name in _classes(gone):
         for package, dotted in _qualified(name):
@@ -269,7 +269,7 @@ def _required(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
                 yield _Fact(package, f"{dotted}.{gone.name}", frozenset(places), required=True)
 
 
-def _attribute(gone: Gone, near: frozenset[str]) -> Iterator[_Fact]:
+def _attribute(gone: MissingName, near: frozenset[str]) -> Iterator[_Fact]:
     """Yield the releases in which a module or a class has an attribute."""
     if package_of(gone.owner):
         yield from _bound(gone, near)

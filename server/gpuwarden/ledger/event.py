@@ -31,12 +31,12 @@ class Event(Generic[B_co]):
     def body(self) -> dict[str, Any]:
         """Return the body in its stored and exported format."""
         try:
-            told = json.loads(self.text)
+            value = json.loads(self.text)
         except ValueError as error:
             raise damaged(f"event {self.seq} of {self.subject}", error) from error
-        if not isinstance(told, dict):
+        if not isinstance(value, dict):
             raise damaged(f"event {self.seq} of {self.subject}", "it is not a JSON object")
-        return told
+        return value
 
     @cached_property
     def data(self) -> B_co:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.ledger.chain import COLUMNS, GENESIS, Break, Head, Query, link
-from gpuwarden.people import person_of
+from gpuwarden.people import user_of
 
 _NAMES: Final = tuple(COLUMNS.split(", "))
 
@@ -32,7 +32,7 @@ def export_lines(query: Query, after: int = 0) -> Iterator[str]:
 def _row_of(row: Sequence[Any], kept: str) -> dict[str, Any]:
     """Return the fields of one event's line. `row` has the columns in the order of `COLUMNS`."""
     fields: dict[str, Any] = dict(zip(_NAMES, row, strict=True))
-    fields |= {"interface": fields["actor"].partition("/")[0], "person": person_of(fields["actor"])}
+    fields |= {"interface": fields["actor"].partition("/")[0], "person": user_of(fields["actor"])}
     text = fields.pop("body")
     try:
         fields["body"] = json.loads(text)

@@ -40,7 +40,7 @@ from gpuwarden.ledger.events import (
     TeardownRequested,
     VerbSent,
 )
-from gpuwarden.people import person_of
+from gpuwarden.people import user_of
 
 Events = Sequence[Event[Any]]
 MOST_DROPPED: Final = 20
@@ -284,7 +284,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
         ),
         limit_s=announced.timeout_s if announced else None,
         array=announced.array if announced else "",
-        person=person_of(accepted.actor),
+        person=user_of(accepted.actor),
         choices=spec.choices,
         choice=choice,
         given_up=moved_on.lease if moved_on else "",

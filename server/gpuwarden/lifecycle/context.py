@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from gpuwarden.backends.base import Backend, Confining, Supplying, load_backend
+from gpuwarden.backends.base import Backend, InstallingBackend, SandboxBackend, load_backend
 from gpuwarden.core.clock import Clock, ShiftedClock
 from gpuwarden.core.deadlines import Funds
 from gpuwarden.core.errors import BadRequest, Conflict, NotFound, NotSupported, WardenError
@@ -24,7 +24,7 @@ from gpuwarden.known_secrets import KnownSecrets
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.metrics.store import MetricStore
 from gpuwarden.notes import Notes, load_notes
-from gpuwarden.policy_record import WRONG_PINS, InForce, Notice, digest_of
+from gpuwarden.policy_record import WRONG_PINS, ActivePolicy, Notice, digest_of
 from gpuwarden.profiles import load_profile, profile_names
 from gpuwarden.providers.base import Provider, keyed, load_provider
 
@@ -55,7 +55,7 @@ class Context:
     """One process's access to the state folder. `env` supplies the values of named secrets."""
 
     ledger: Ledger
-    source: Policy | Callable[[], InForce]
+    source: Policy | Callable[[], ActivePolicy]
     """A fixed policy, or a function that returns the policy that currently applies."""
     clock: Clock
     home: Path
@@ -87,10 +87,10 @@ class Context:
     _providers: dict[str, Provider] = field(default_factory=dict)
 
     @property
-    def in_force(self) -> InForce:
+    def in_force(self) -> ActivePolicy:
         """Return the current policy with its digest and notices. Raises BadRequest or LedgerError if it is invalid."""
         if isinstance(self.source, Policy):
-            return InForce(self.source, digest_of(self.source.model_dump_json().encode()))
+            return ActivePolicy(self.source, digest_of(self.source.model_dump_json().encode()))
         return self.source()
 
     @property
@@ -168,10 +168,10 @@ class Context:
         """Return the backend with this name, loading it at first use."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
-            if isinstance(backend, Confining):
+            if isinstance(backend, SandboxBackend):
                 folders = (self.home, *([self.notes_file.parent] if self.notes_file else []))
                 backend.confine(lambda: self.policy.local, folders)
-            if isinstance(backend, Supplying):
+            if isinstance(backend, InstallingBackend):
                 backend.supply(lambda: self.policy.hosts, self.home / "tools")
         return self._backends[name]
 

@@ -19,7 +19,17 @@ import anyio
 from gpuwarden.core.clock import Clock
 from gpuwarden.core.errors import BadReply, BadRequest, WardenError
 from gpuwarden.core.sanitize import line
-from gpuwarden.remote.host.node_facts import GroupFacts, Interface, Node, Offset, Rank, Sum, Way, read_node, read_rank
+from gpuwarden.remote.host.node_facts import (
+    AllReduce,
+    GroupFacts,
+    Interface,
+    NetworkPath,
+    Node,
+    Offset,
+    Rank,
+    read_node,
+    read_rank,
+)
 from gpuwarden.remote.host.node_findings import Verdict, judge_nodes
 from gpuwarden.remote.host.node_interfaces import chosen
 from gpuwarden.remote.host.node_talk import LOCAL, NodeTalk, open_talk
@@ -39,7 +49,7 @@ PATH_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NodeCheckSettings:
     """Settings for a check: the rendezvous port, the job's Python interpreter, and the all-reduce (skipped if `size` is
     0).
     """
@@ -53,7 +63,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Looked:
+class NodeCheckResult:
     """Result of a check: the facts, the verdict on them, and the new host keys."""
 
     facts: GroupFacts
@@ -61,7 +71,9 @@ class Looked:
     new_keys: dict[str, str]
 
 
-async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config: Path | None = None) -> Looked:
+async def check_nodes(
+    names: Sequence[str], wanted: NodeCheckSettings, clock: Clock, config: Path | None = None
+) -> NodeCheckResult:
     """Check the nodes; the first one is the rendezvous host. Raises BadRequest if the names form an invalid group."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -83,7 +95,7 @@ async def check_nodes(names: Sequence[str], wanted: Wanted, clock: Clock, config
         facts = await group.ways(replace(facts, offsets=offsets))
         facts = await group.reduce(facts)
         keys = {name: talk.fingerprint for name, talk in talks.items() if talk.first_contact}
-    return Looked(facts, judge_nodes(facts, wanted.launch), keys)
+    return NodeCheckResult(facts, judge_nodes(facts, wanted.launch), keys)
 
 
 async def _opened(
@@ -131,7 +143,7 @@ async def _each(
 class _Group:
     """The agents on one group's nodes."""
 
-    def __init__(self, talks: dict[str, NodeTalk], wanted: Wanted, clock: Clock) -> None:
+    def __init__(self, talks: dict[str, NodeTalk], wanted: NodeCheckSettings, clock: Clock) -> None:
         self._talks, self._wanted, self._clock = talks, wanted, clock
         self._token = secrets.token_hex(16)
 
@@ -171,7 +183,7 @@ class _Group:
         heard = {name: ear for name, ear in ears.items() if whole(ear.get("tcp")) and whole(ear.get("udp"))}
         targets = {name: [b for a, b in ways_between(there, facts.head) if a == name and b in heard] for name in there}
 
-        async def look(talk: NodeTalk) -> list[Way]:
+        async def look(talk: NodeTalk) -> list[NetworkPath]:
             return [
                 await self._way(talk, target, best[talk.name], best[target], heard[target])
                 for target in targets[talk.name]
@@ -184,7 +196,7 @@ class _Group:
 
     async def _way(
         self, talk: NodeTalk, target: str, own: Interface, other: Interface, ports: Mapping[str, Any]
-    ) -> Way:
+    ) -> NetworkPath:
         """Check one network path.
 
         Facts that the agent can't report remain unknown. An error does not stop the checks of other paths.
@@ -195,14 +207,14 @@ class _Group:
             found = await talk.ask("reach", port=ports["tcp"], **where)
             found |= await talk.ask("path", timeout_s=PATH_S, udp=ports["udp"], mtu=own.mtu or 1500, **where)
         moved = found.get("reached") is True and found.get("seen") != own.address
-        return Way(
+        return NetworkPath(
             talk.name,
             target,
             reached=found["reached"] and not moved if isinstance(found.get("reached"), bool) else None,
             error="OTHER_ADDRESS" if moved else line(found.get("error", ""), 60),
             mtu=own.mtu,
             passes=whole(found.get("passes")),
-            told=whole(found.get("told")),
+            limit=whole(found.get("limit")),
         )
 
     async def reduce(self, facts: GroupFacts) -> GroupFacts:
@@ -210,7 +222,7 @@ class _Group:
         best, wanted = chosen(facts), self._wanted
         able = [n for n in facts.names if n in best and n in facts.nodes and facts.nodes[n].torch.python]
         if not wanted.size:
-            return replace(facts, sum=Sum(wanted=False))
+            return replace(facts, sum=AllReduce(wanted=False))
         if able != list(facts.names) or facts.port_error:
             return facts
         # If two names refer to the same machine, an all-reduce would not measure the network.
@@ -233,7 +245,7 @@ class _Group:
 
         ranks, silent = await _each(self._talks, rank)
         ranks |= {name: Rank(error=why) for name, why in silent.items()}
-        return replace(facts, sum=Sum(backend, wanted.size, {name: ranks[name] for name in able}))
+        return replace(facts, sum=AllReduce(backend, wanted.size, {name: ranks[name] for name in able}))
 
 
 def whole(value: object) -> int | None:

@@ -25,7 +25,7 @@ from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import NextStep, read_steps
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.ledger.event import Event
-from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised, AlertSent, AlertUnsent, EndingAnnounced
+from gpuwarden.ledger.events import AlertBody, AlertCleared, AlertRaised, AlertSent, AlertUnsent, AutoTeardownAnnounced
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 
@@ -119,7 +119,7 @@ def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
     return next((e.at for e in sent if e.data.alert == raised.seq), None)
 
 
-def ends_at(ctx: Context, announced: Event[EndingAnnounced]) -> float | None:
+def ends_at(ctx: Context, announced: Event[AutoTeardownAnnounced]) -> float | None:
     """Return the time when an announced teardown is due; None if its notice has not been delivered.
 
     The grace period starts at delivery. If the current policy has a longer grace period, the longer period applies.
@@ -133,7 +133,7 @@ def ends_at(ctx: Context, announced: Event[EndingAnnounced]) -> float | None:
     return None if told is None else max(announced.data.ends_at, told + grace_s)
 
 
-class Courier:
+class AlertSender:
     """Sends alerts to every configured channel, and retries until the alert is accepted or cleared."""
 
     def __init__(self, ctx: Context) -> None:

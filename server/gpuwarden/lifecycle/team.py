@@ -12,17 +12,17 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.ledger.events import ReceiptIssued
 from gpuwarden.ledger.fold import JobRecord
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.people import person_of
+from gpuwarden.people import user_of
 
 
-def person_here(ctx: Context) -> str:
+def acting_user(ctx: Context) -> str:
     """Return the user on whose behalf the current call is made."""
-    return person_of(ctx.ledger.acting)
+    return user_of(ctx.ledger.acting)
 
 
 def check_approver(ctx: Context) -> None:
     """Raise Refused if the policy lists approvers and the current call's user is not one of them."""
-    listed, person = ctx.policy.team.approvers, person_here(ctx)
+    listed, person = ctx.policy.team.approvers, acting_user(ctx)
     if listed and person not in listed:
         raise Refused(
             f"{line(person, 80) or 'an unknown user'} may not approve",
@@ -36,7 +36,7 @@ def check_name(ctx: Context, person: str) -> None:
     An action authorized by a passkey or a token counts as its owner's. With another user's passkey or token, a user
     could therefore approve or spend as that user, and bypass the policy's approvers and caps.
     """
-    listed, maker = ctx.policy.team.approvers, person_here(ctx)
+    listed, maker = ctx.policy.team.approvers, acting_user(ctx)
     if listed and maker not in {*listed, person}:
         raise Refused(
             f"{line(maker, 80) or 'an unknown user'} may not create a token or a passkey for {line(person, 80)}",
@@ -47,8 +47,8 @@ def check_name(ctx: Context, person: str) -> None:
 def check_receipt(ctx: Context, receipt: str) -> None:
     """Raise Conflict if the policy has caps for users, and the receipt was issued to another user."""
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
-    asked = person_of(issued.actor) if issued else ""
-    if ctx.policy.team.people and asked != person_here(ctx):
+    asked = user_of(issued.actor) if issued else ""
+    if ctx.policy.team.people and asked != acting_user(ctx):
         raise Conflict(
             f"the receipt and its spending approval belong to {line(asked, 80) or 'another user'}",
             do(Action.SUBMIT, "to get your own receipt", receipt=""),

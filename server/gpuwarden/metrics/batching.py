@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from gpuwarden.core.errors import RateLimited, WardenError, as_warden_error
 from gpuwarden.metrics.points import PostedAlert, PostedPoints
-from gpuwarden.metrics.store import Batch, MetricStore, Written
+from gpuwarden.metrics.store import Batch, MetricStore, PostResult
 
 MOST_WAITING: Final = 5_000
 """The maximum number of posts that can wait for a commit. Further posts are rejected, and senders must try again."""
@@ -27,7 +27,7 @@ class _Waiting:
 
     post: PostedPoints | PostedAlert
     done: anyio.Event = field(default_factory=anyio.Event)
-    written: Written | None = None
+    written: PostResult | None = None
     error: WardenError | None = None
 
 
@@ -44,7 +44,7 @@ class Batches:
         self._waiting: list[_Waiting] = []
         self._some = anyio.Event()
 
-    async def add(self, post: PostedPoints | PostedAlert) -> Written:
+    async def add(self, post: PostedPoints | PostedAlert) -> PostResult:
         """Store a post and return after its commit. Raises RateLimited if the queue is full, or DiskError."""
         if len(self._waiting) >= MOST_WAITING:
             raise RateLimited("too many posts are waiting to be written", "Send the post again in a second.")
@@ -54,7 +54,7 @@ class Batches:
         await mine.done.wait()
         if mine.error is not None:
             raise mine.error
-        return mine.written or Written(0, 0, ())
+        return mine.written or PostResult(0, 0, ())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Batches]:

@@ -108,7 +108,7 @@ class Batch:
     cursors: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
-class Written(NamedTuple):
+class PostResult(NamedTuple):
     """The result for one post: the number of new points, the number already stored, and the omitted values."""
 
     stored: int
@@ -136,7 +136,7 @@ class MetricStore:
 
     # ------------------------------------------------------------------------------------------------ writing
 
-    def write(self, batch: Batch) -> list[Written]:
+    def write(self, batch: Batch) -> list[PostResult]:
         """Store a batch in one transaction; return each post's result. If it raises DiskError, nothing is stored."""
         with self._lock, self._translated():
             if shutil.disk_usage(self.path.parent).free < MIN_FREE:
@@ -164,7 +164,7 @@ class MetricStore:
                 raise
         return written
 
-    def _add(self, post: PostedPoints) -> Written:
+    def _add(self, post: PostedPoints) -> PostResult:
         if post.job not in self._counts:
             sql = "SELECT count(*) FROM points WHERE series IN (SELECT id FROM series WHERE job = ?)"
             self._counts[post.job] = int(self._db.execute(sql, (post.job,)).fetchone()[0])
@@ -179,7 +179,7 @@ class MetricStore:
                 rows.append((series, row.step, row.at, None if math.isnan(row.value) else row.value))
         done = self._db.executemany("INSERT OR IGNORE INTO points VALUES (?, ?, ?, ?)", rows).rowcount if rows else 0
         self._counts[post.job] += done
-        return Written(done, len(rows) - done, tuple(ignored))
+        return PostResult(done, len(rows) - done, tuple(ignored))
 
     def _series_of(self, job: str, name: str) -> int | None:
         """Return the id of a series, creating it if necessary; None if the job has too many series."""

@@ -128,8 +128,9 @@ class Api:
     """The configuration of one platform's API.
 
     `header` contains the key, after `scheme`. `refusal` classifies the platform's own error body; if it returns None,
-    the status code decides. `says` lists the fields of an error body that contain a message. `names` are the fields,
-    besides `NAMES`, that contain an instance's id. `pace_s` is the minimum time between two requests, in seconds.
+    the status code decides. `message_fields` lists the fields of an error body that contain a message. `names` are the
+    fields, besides `NAMES`, that contain an instance's id. `pace_s` is the minimum time between two requests, in
+    seconds.
     """
 
     platform: str
@@ -139,7 +140,7 @@ class Api:
     header: str = "Authorization"
     scheme: str = "Bearer "
     refusal: Refusal = no_refusal
-    says: tuple[str, ...] = ("detail", "message", "msg", "error")
+    message_fields: tuple[str, ...] = ("detail", "message", "msg", "error")
     names: tuple[str, ...] = ()
     pace_s: float = 0.0
 
@@ -199,7 +200,7 @@ class ApiClient:
         secrets: tuple[str, ...] = ()
         with suppress(AuthFailed):
             secrets = (read_key(self.api.key_variable, self.api.platform, self.env),)
-        message = line(redact(reply.text(*self.api.says), secrets), 300)
+        message = line(redact(reply.text(*self.api.message_fields), secrets), 300)
         unclear = Unknown(
             f"{self.api.platform} returned status {reply.status} for {what}{': ' if message else ''}{message}"
         )
@@ -214,7 +215,7 @@ class ApiClient:
         if refusal is not None:
             raise refusal
         if failed:
-            known = any(reply.at(name) is not None for name in self.api.says)
+            known = any(reply.at(name) is not None for name in self.api.message_fields)
             if 400 <= reply.status < 500 and reply.status != 429 and not known:
                 return Unknown(f"{unclear.why}; the reply is not the platform's own JSON, so an intermediary sent it")
             self._refuse(reply, message)

@@ -16,7 +16,7 @@ class Prices(ResponseModel):
     currency: str | None = None
 
 
-class Choice(ResponseModel):
+class ResourceRange(ResponseModel):
     """A resource's selectable range in an offer, and its unit price in dollars per hour."""
 
     minCount: int | None = None  # noqa: N815
@@ -61,9 +61,9 @@ class Offer(ResponseModel):
     isSpot: bool | None = None  # noqa: N815
     prepaidTime: float | None = None  # noqa: N815
     prices: Prices
-    disk: Choice = Choice()
-    vcpu: Choice = Choice()
-    memory: Choice = Choice()
+    disk: ResourceRange = ResourceRange()
+    vcpu: ResourceRange = ResourceRange()
+    memory: ResourceRange = ResourceRange()
 
 
 class Offers(ResponseModel):
@@ -74,7 +74,7 @@ class Offers(ResponseModel):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenOffer:
     """An offer with the amounts to order and their total price; None means unknown."""
 
     offer: Offer
@@ -84,7 +84,7 @@ class Chosen:
     usd_per_hour: float | None
 
 
-def choose(offer: Offer, disk_gb: int | None) -> Chosen | None:
+def choose(offer: Offer, disk_gb: int | None) -> ChosenOffer | None:
     """Return the amounts to order from an offer and their price; None if the offer has too little of a resource.
 
     A price in a currency other than dollars is unknown.
@@ -99,4 +99,4 @@ def choose(offer: Offer, disk_gb: int | None) -> Chosen | None:
     base = positive_price(community if community is not None else prices.onDemand)
     if prices.currency not in {None, "USD", "usd"}:
         base = None
-    return Chosen(offer, disk, vcpus, memory, None if base is None else base + more)
+    return ChosenOffer(offer, disk, vcpus, memory, None if base is None else base + more)

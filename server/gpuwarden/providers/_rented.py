@@ -30,7 +30,7 @@ DURABLE_NAME = "gpuwarden"
 MAX_PAGES = 400
 
 
-class Rented:
+class HttpProvider:
     """Base class for providers with an HTTP API. A subclass sets `api`, `name` and `max_name`.
 
     A subclass implements `look_up` for one instance, `bill` for the final bill of an instance that is gone, and
@@ -40,7 +40,7 @@ class Rented:
     name: ClassVar[str]
     api: ClassVar[Api]
     max_name: ClassVar[int] = 128
-    wishes: frozenset[str] = frozenset()
+    machine_options: frozenset[str] = frozenset()
     """The job options that this platform accepts: `image`, `region`."""
 
     def __init__(self, profile: Profile, clock: Clock, env: Mapping[str, str] | None = None) -> None:
@@ -212,7 +212,7 @@ class Rented:
         """Return the profile's storage tier that is provided on request."""
         return next((t for t in self.profile.storage if t.present == "on_request"), None)
 
-    def wished(self, resources: Resources, name: str, variable: str = "") -> str:
+    def option(self, resources: Resources, name: str, variable: str = "") -> str:
         """Return the job's option `name`, else the value of the environment variable `variable`, else ""."""
         return str(resources.options.get(name) or (self.env.get(variable) if variable else "") or "")
 

@@ -41,7 +41,7 @@ from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
-    Rented,
+    HttpProvider,
     epoch,
     gpu_matches,
     no_such,
@@ -140,11 +140,11 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     return None
 
 
-class AutoDL(Rented):
+class AutoDL(HttpProvider):
     """A `Provider` for one AutoDL account."""
 
     name = "autodl"
-    wishes = frozenset({"image"})
+    machine_options = frozenset({"image"})
     api = Api(
         platform="AutoDL",
         url="https://api.autodl.com",
@@ -152,7 +152,7 @@ class AutoDL(Rented):
         key_variable="AUTODL_TOKEN",
         scheme="",
         refusal=_refusal,
-        says=("msg",),
+        message_fields=("msg",),
     )
     max_name = 64
 
@@ -197,7 +197,7 @@ class AutoDL(Rented):
             "req_gpu_amount": resources.gpu_count,
             "expand_system_disk_by_gb": expand,
             "gpu_spec_uuid": spec,
-            "image_uuid": self.wished(resources, "image", "AUTODL_IMAGE") or DEFAULT_IMAGE,
+            "image_uuid": self.option(resources, "image", "AUTODL_IMAGE") or DEFAULT_IMAGE,
             "cuda_v_from": CUDA_FROM,
             "instance_name": label,
         }

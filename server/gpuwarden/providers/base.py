@@ -112,10 +112,10 @@ class Bidder(Protocol):
 
 
 @runtime_checkable
-class Wishing(Protocol):
+class MachineOptionsProvider(Protocol):
     """A provider that accepts preferences about its machines, such as `image` and `region`, as options of a job."""
 
-    wishes: frozenset[str]
+    machine_options: frozenset[str]
 
 
 _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand", default=None)

@@ -38,7 +38,7 @@ from gpuwarden.providers._http import (
 from gpuwarden.providers._rented import (
     DURABLE_NAME,
     Findings,
-    Rented,
+    HttpProvider,
     gpu_matches,
     positive_price,
 )
@@ -163,18 +163,18 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     return None
 
 
-class LambdaCloud(Rented):
+class LambdaCloud(HttpProvider):
     """A `Provider` for one Lambda account."""
 
     name = "lambda_cloud"
-    wishes = frozenset({"region"})
+    machine_options = frozenset({"region"})
     api = Api(
         platform="Lambda",
         url="https://cloud.lambda.ai",
         url_variable="GPUWARDEN_LAMBDA_CLOUD_URL",
         key_variable="LAMBDA_API_KEY",
         refusal=_refusal,
-        says=("error.message", "error.code"),
+        message_fields=("error.message", "error.code"),
         pace_s=1.0,
     )
     max_name = 64
@@ -320,13 +320,13 @@ class LambdaCloud(Rented):
             for region in k.regions_with_capacity_available
             if k.instance_type.specs.gpus == resources.gpu_count
             and home.value in {None, region.name}
-            and self.wished(resources, "region") in {"", region.name}
+            and self.option(resources, "region") in {"", region.name}
             and (cap is None or (_price(k.instance_type) or cap + 1) <= cap)
         ]
         if not fitting:
             limit = "" if cap is None else f" at {usd_per_hour(cap)} or less"
             where = f" in {home.value}, the filesystem's region" if home.value else ""
-            where += f" in {line(wish, 40)}" if (wish := self.wished(resources, "region")) else ""
+            where += f" in {line(wish, 40)}" if (wish := self.option(resources, "region")) else ""
             raise NoCapacity(
                 f"Lambda has no {resources.gpu_count} x {asked}{limit} available{where}", "Try again later."
             )

@@ -41,7 +41,7 @@ from gpuwarden.providers._http import (
     odd_instance,
     readable,
 )
-from gpuwarden.providers._rented import MAX_PAGES, Findings, Rented, epoch, gpu_matches, no_such, positive_price
+from gpuwarden.providers._rented import MAX_PAGES, Findings, HttpProvider, epoch, gpu_matches, no_such, positive_price
 
 D = TypeVar("D")
 _S = InstanceState
@@ -142,18 +142,18 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     return None
 
 
-class Paperspace(Rented):
+class Paperspace(HttpProvider):
     """A `Provider` for one Paperspace team."""
 
     name = "paperspace"
-    wishes = frozenset({"region"})
+    machine_options = frozenset({"region"})
     api = Api(
         platform="Paperspace",
         url="https://api.paperspace.com/v1",
         url_variable="GPUWARDEN_PAPERSPACE_URL",
         key_variable="PAPERSPACE_API_KEY",
         refusal=_refusal,
-        says=("message", "error", "code"),
+        message_fields=("message", "error", "code"),
     )
     max_name = 64
 
@@ -172,7 +172,7 @@ class Paperspace(Rented):
         """Return the highest price among the team's machines of this type, if any. Raises NoCapacity if the
         region has no free machine of this type.
         """
-        kind, region = self._machine_type(resources), self.wished(resources, "region", "PAPERSPACE_REGION")
+        kind, region = self._machine_type(resources), self.option(resources, "region", "PAPERSPACE_REGION")
         if region:
             where = {"machineType": kind, "region": region}
             answer = await self.client.ask("GET", "/machine-availability", _Availability, params=where)
@@ -332,7 +332,7 @@ class Paperspace(Rented):
                 "Paperspace's API has no price list, so a price cap can't be enforced",
                 "Omit the price cap; the job's own cost cap still applies.",
             )
-        if not (region := self.wished(resources, "region", "PAPERSPACE_REGION")):
+        if not (region := self.option(resources, "region", "PAPERSPACE_REGION")):
             raise BadRequest("PAPERSPACE_REGION is not set, but Paperspace requires a region", do(Action.DOCTOR))
         disk_gb = resources.disk_gb or DISKS_GB[1]
         sizes = [size for size in DISKS_GB if size >= disk_gb]

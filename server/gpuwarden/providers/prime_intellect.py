@@ -37,11 +37,11 @@ from gpuwarden.providers._http import (
     odd_instance,
     readable,
 )
-from gpuwarden.providers._prime_offers import Chosen, Offer, Offers, choose
+from gpuwarden.providers._prime_offers import ChosenOffer, Offer, Offers, choose
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
-    Rented,
+    HttpProvider,
     epoch,
     gpu_matches,
     positive_price,
@@ -144,18 +144,18 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     return None
 
 
-class PrimeIntellect(Rented):
+class PrimeIntellect(HttpProvider):
     """A `Provider` for one user's Prime Intellect account."""
 
     name = "prime_intellect"
-    wishes = frozenset({"image", "region"})
+    machine_options = frozenset({"image", "region"})
     api = Api(
         platform="Prime Intellect",
         url="https://api.primeintellect.ai/api/v1",
         url_variable="GPUWARDEN_PRIME_INTELLECT_URL",
         key_variable="PRIME_API_KEY",
         refusal=_refusal,
-        says=("detail", "errors.0.details", "error.message", "message"),
+        message_fields=("detail", "errors.0.details", "error.message", "message"),
     )
     max_name = 64
 
@@ -208,7 +208,7 @@ class PrimeIntellect(Rented):
         if isinstance(key, Unknown):
             return key
         offer, team = chosen.value.offer, self.env.get("PRIME_TEAM_ID")
-        image = self.wished(resources, "image", "PRIME_IMAGE") or DEFAULT_IMAGE
+        image = self.option(resources, "image", "PRIME_IMAGE") or DEFAULT_IMAGE
         if offer.images and image not in offer.images:
             image = offer.images[0]
         pod: dict[str, object] = {
@@ -291,13 +291,13 @@ class PrimeIntellect(Rented):
 
     # ---------------------------------------------------------------------------------------------------- internal
 
-    async def _offer(self, resources: Resources) -> Answer[Chosen]:
+    async def _offer(self, resources: Resources) -> Answer[ChosenOffer]:
         """Return the cheapest matching offer. Raises NoCapacity if none matches."""
         asked, cap = self.refuse_unsold(resources), resources.max_price_usd_per_hour
         answer = await self._offers(resources.gpu_count)
         if isinstance(answer, Unknown):
             return answer
-        image, region = self.wished(resources, "image"), self.wished(resources, "region")
+        image, region = self.option(resources, "image"), self.option(resources, "region")
         fitting = [
             c
             for o in answer.value
@@ -318,7 +318,7 @@ class PrimeIntellect(Rented):
             size += "".join(f", {name} {line(wish, 60)}" for name, wish in resources.options.items())
             raise NoCapacity(f"Prime Intellect has no {resources.gpu_count} x {asked}{size}{limit}", "Try again later.")
 
-        def cost(chosen: Chosen) -> tuple[bool, float, str, str]:
+        def cost(chosen: ChosenOffer) -> tuple[bool, float, str, str]:
             usd = chosen.usd_per_hour
             return usd is None, usd or 0.0, chosen.offer.cloudId, chosen.offer.provider or ""
 

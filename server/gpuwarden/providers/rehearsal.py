@@ -27,7 +27,7 @@ class RehearsalProvider:
     """A `Provider` for a simulated `Cloud`. The token is the instance's label."""
 
     name = "rehearsal"
-    wishes = frozenset({"image", "region"})
+    machine_options = frozenset({"image", "region"})
     """Options that have no effect on a simulated machine.
 
     They are accepted so that a job with these options can be rehearsed.

@@ -41,7 +41,7 @@ from gpuwarden.providers._http import (
 from gpuwarden.providers._rented import (
     DURABLE_NAME,
     Findings,
-    Rented,
+    HttpProvider,
     epoch,
     gpu_matches,
     no_such,
@@ -206,18 +206,18 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     return None
 
 
-class RunPod(Rented):
+class RunPod(HttpProvider):
     """A `Provider` for one RunPod account."""
 
     name = "runpod"
-    wishes = frozenset({"image", "region"})
+    machine_options = frozenset({"image", "region"})
     api = Api(
         platform="RunPod",
         url="https://api.runpod.io/v2",
         url_variable="GPUWARDEN_RUNPOD_URL",
         key_variable="RUNPOD_API_KEY",
         refusal=_refusal,
-        says=("detail", "title"),
+        message_fields=("detail", "title"),
     )
     max_name = 128
 
@@ -273,7 +273,7 @@ class RunPod(Rented):
             volume = await self._volume() if resources.durable_storage else Known(None)
             if isinstance(volume, Unknown):
                 return volume
-            region = self.wished(resources, "region")
+            region = self.option(resources, "region")
             if volume.value is not None and region not in {"", volume.value.dataCenter}:
                 raise BadRequest(
                     f"the network volume is in {volume.value.dataCenter}, but the region is {line(region, 40)}",
@@ -383,7 +383,7 @@ class RunPod(Rented):
         cloud = (self.env.get("RUNPOD_CLOUD") or "SECURE").upper()
         if cloud not in {"SECURE", "COMMUNITY"}:
             raise BadRequest(f"RUNPOD_CLOUD is {cloud!r}", "Set it to SECURE or COMMUNITY.")
-        if cloud == "COMMUNITY" and self.wished(resources, "region"):
+        if cloud == "COMMUNITY" and self.option(resources, "region"):
             raise NotSupported("RunPod lets you choose a data center only in its Secure Cloud", "Unset RUNPOD_CLOUD.")
         if cloud == "COMMUNITY" and resources.durable_storage:
             raise NotSupported("RunPod's network volumes exist only in its Secure Cloud", "Unset RUNPOD_CLOUD.")
@@ -407,7 +407,7 @@ class RunPod(Rented):
         tier = self.durable_tier()
         order: dict[str, object] = {
             "name": label,
-            "image": self.wished(resources, "image", "RUNPOD_IMAGE") or DEFAULT_IMAGE,
+            "image": self.option(resources, "image", "RUNPOD_IMAGE") or DEFAULT_IMAGE,
             "cloud": self._cloud(resources),
             "gpu": {"id": kind.id, "count": resources.gpu_count},
             "disk": CONTAINER_DISK_GB,
@@ -420,7 +420,7 @@ class RunPod(Rented):
             order["mounts"] = {"network": [{"volumeId": volume.id, "path": tier.path}]}
             order["dataCenterIds"] = [volume.dataCenter]
         else:
-            order |= {"dataCenterIds": [region]} if (region := self.wished(resources, "region")) else {}
+            order |= {"dataCenterIds": [region]} if (region := self.option(resources, "region")) else {}
             size = max(10, resources.disk_gb or VOLUME_DISK_GB)
             order["mounts"] = {"persistent": {"size": size, "path": "/workspace"}}
         return order

@@ -33,7 +33,7 @@ from gpuwarden.providers._http import Api, ApiResponse, ResponseModel
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
-    Rented,
+    HttpProvider,
     gpu_matches,
     no_such,
     positive_price,
@@ -171,18 +171,18 @@ def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
     return None
 
 
-class Vast(Rented):
+class Vast(HttpProvider):
     """A `Provider` for one Vast.ai account."""
 
     name = "vastai"
-    wishes = frozenset({"image", "region"})
+    machine_options = frozenset({"image", "region"})
     api = Api(
         platform="Vast.ai",
         url="https://console.vast.ai",
         url_variable="GPUWARDEN_VASTAI_URL",
         key_variable="VAST_API_KEY",
         refusal=_refusal,
-        says=("msg", "detail", "error"),
+        message_fields=("msg", "detail", "error"),
         pace_s=2.0,
     )
     max_name = 1024
@@ -362,7 +362,7 @@ class Vast(Rented):
             "order": [["dph_total", "asc"]],
             "limit": OFFERS,
         }
-        if region := self.wished(resources, "region"):
+        if region := self.option(resources, "region"):
             query["geolocation"] = {"in": [region.upper()]}
         if names:
             query["gpu_name"] = {"in": list(names)}
@@ -405,7 +405,7 @@ class Vast(Rented):
         disk, tier = resources.disk_gb or DISK_GB, self.durable_tier()
         order: dict[str, object] = {
             "client_id": "me",
-            "image": self.wished(resources, "image", "VAST_IMAGE") or DEFAULT_IMAGE,
+            "image": self.option(resources, "image", "VAST_IMAGE") or DEFAULT_IMAGE,
             "label": label,
             "disk": disk,
             "runtype": "ssh_direct",

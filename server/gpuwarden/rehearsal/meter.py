@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gpuwarden.core.models import InstanceState, Resources
-from gpuwarden.core.profile import Profile, Unfound
+from gpuwarden.core.profile import Profile, UnknownFact
 from gpuwarden.rehearsal.model import Record, Settings
 
 _S = InstanceState
@@ -73,7 +73,7 @@ def _compute_s(profile: Profile, settings: Settings, record: Record, now: float)
     if record.compute_since is None:
         return record.compute_s
     grain = profile.meter.granularity_s
-    step = 1 if isinstance(grain, Unfound) else max(1, grain)
+    step = 1 if isinstance(grain, UnknownFact) else max(1, grain)
     open_s = max(0.0, now - record.compute_since) * settings.time_scale
     return record.compute_s + math.ceil(open_s / step) * step
 

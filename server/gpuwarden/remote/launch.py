@@ -19,8 +19,8 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import (
     MAX_METRICS,
     Artifact,
-    Beat,
     Disclosure,
+    Heartbeat,
     JobSpec,
     Manifest,
     Observation,
@@ -268,7 +268,7 @@ def observation(reply: Mapping[str, Any]) -> Observation:
         alerts=tuple(_alert(a) for a in status.last_alerts),
         log_bytes=status.log_bytes,
         stale=stale,
-        beat=Beat(**status.beat.model_dump()),
+        beat=Heartbeat(**status.beat.model_dump()),
         machine=status.machine,
         upload=line(status.upload, 300),
     )

@@ -48,7 +48,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class RehearsalOutcome:
     """The outcome of rehearsing this script with these arguments on this machine: `passed`, `fault` or `stopped`.
 
     `certain` is true if the error does not depend on substitute data or models. `line` is 0 if no script line caused
@@ -112,7 +112,7 @@ class SubmitFacts:
     artifact_store: Answer[str] | None = None
     unset_store_keys: tuple[str, ...] = ()
     engine: Answer[EngineLimits] | None = None
-    rehearsed: Rehearsed | None = None
+    rehearsed: RehearsalOutcome | None = None
     local_modules: tuple[tuple[str, str], ...] = ()
     readiness: Answer[Readiness] | None = None
     files_here: tuple[str, ...] | None = ()
@@ -136,7 +136,7 @@ class SubmitFacts:
     @property
     def nodes(self) -> int:
         """Return the job's number of nodes: the larger of the numbers in its engine request and its launch command."""
-        return max(self.limits.asked.nodes if self.limits else 1, self.launch.nodes or 1)
+        return max(self.limits.request.nodes if self.limits else 1, self.launch.nodes or 1)
 
     @property
     def uses(self) -> Uses:

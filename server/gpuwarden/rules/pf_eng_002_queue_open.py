@@ -28,15 +28,15 @@ def queue_open(facts: SubmitFacts) -> Iterator[Found]:
     limits = facts.limits
     if limits is None:
         return
-    queue, asked = limits.queue, limits.asked
+    queue, request = limits.queue, limits.request
     if queue is None:
         there = line(", ".join(q.name for q in limits.queues), 300) or "none"
-        what = f"no queue {asked.queue}" if asked.queue else "no default queue, and the job does not specify one"
+        what = f"no queue {request.queue}" if request.queue else "no default queue, and the job does not specify one"
         yield Found(f"{facts.spec.platform} has {what}; its queues are {there}")
         return
     if queue.open is False:
         yield Found(f"the queue {queue.name} is {queue.state.lower() or 'closed'}; it does not currently start jobs")
-    if asked.account and queue.accounts is not None and asked.account not in queue.accounts:
-        yield Found(f"the queue {queue.name} does not admit the account {asked.account}")
-    if asked.qos and queue.qos is not None and asked.qos not in queue.qos:
-        yield Found(f"the queue {queue.name} does not admit the QOS {asked.qos}")
+    if request.account and queue.accounts is not None and request.account not in queue.accounts:
+        yield Found(f"the queue {queue.name} does not admit the account {request.account}")
+    if request.qos and queue.qos is not None and request.qos not in queue.qos:
+        yield Found(f"the queue {queue.name} does not admit the QOS {request.qos}")

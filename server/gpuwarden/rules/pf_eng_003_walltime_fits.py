@@ -28,9 +28,9 @@ def walltime_fits(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     limits = facts.limits
-    if limits is None or limits.queue is None or limits.asked.walltime_s is None:
+    if limits is None or limits.queue is None or limits.request.walltime_s is None:
         return
-    walltime = limits.asked.walltime_s
+    walltime = limits.request.walltime_s
     most: dict[str, int | None] = {f"the queue {limits.queue.name}": limits.queue.max_s}
     most |= {limit.owner: limit.most for limit in limits.ceilings if limit.kind == "walltime"}
     for what, seconds in most.items():

@@ -28,12 +28,14 @@ def account_known(facts: SubmitFacts) -> Iterator[Found]:
     limits = facts.limits
     if limits is None:
         return
-    asked = limits.asked
+    request = limits.request
     if limits.accounts == ():
         yield Found(
             f"you have no account on {facts.spec.platform}", "Ask the site's administrators to add you to an account."
         )
-    elif asked.account and limits.accounts is not None and asked.account not in limits.accounts:
-        yield Found(f"the account {asked.account} is not one of your accounts: {line(', '.join(limits.accounts), 300)}")
-    if asked.qos and limits.qos and asked.qos not in limits.qos:
-        yield Found(f"the QOS {asked.qos} is not one of your QOS: {line(', '.join(limits.qos), 300)}")
+    elif request.account and limits.accounts is not None and request.account not in limits.accounts:
+        yield Found(
+            f"the account {request.account} is not one of your accounts: {line(', '.join(limits.accounts), 300)}"
+        )
+    if request.qos and limits.qos and request.qos not in limits.qos:
+        yield Found(f"the QOS {request.qos} is not one of your QOS: {line(', '.join(limits.qos), 300)}")

@@ -27,23 +27,23 @@ def resources_there(facts: SubmitFacts) -> Iterator[Found]:
     """
     if facts.limits is None or facts.limits.queue is None:
         return
-    queue, asked = facts.limits.queue, facts.limits.asked
-    if asked.gpus and queue.gpus is not None:
+    queue, request = facts.limits.queue, facts.limits.request
+    if request.gpus and queue.gpus is not None:
         there = queue.gpus
         # Types are compared without regard to case, because sites spell them differently.
-        most = max(there.values(), default=0) if not asked.gpu else there.get(asked.gpu.lower(), 0)
+        most = max(there.values(), default=0) if not request.gpu else there.get(request.gpu.lower(), 0)
         has = line(", ".join(f"{count} x {kind or 'GPU'}" for kind, count in sorted(there.items())), 200) or "none"
-        if asked.gpus > most:
-            wanted = f"{asked.gpus} x {asked.gpu or 'GPU'}"
+        if request.gpus > most:
+            wanted = f"{request.gpus} x {request.gpu or 'GPU'}"
             yield Found(f"a machine in the queue {queue.name} has {has}, but the job requests {wanted}")
     for what, size, limit in (
-        ("processors", asked.cpus, queue.cpus),
-        ("MB of memory", asked.memory_mb, queue.memory_mb),
+        ("processors", request.cpus, queue.cpus),
+        ("MB of memory", request.memory_mb, queue.memory_mb),
     ):
         if size is not None and limit is not None and size > limit:
             yield Found(f"a machine in the queue {queue.name} has {limit} {what}, but the job requests {size}")
     fewest = min((n for n in (queue.nodes, queue.max_nodes) if n is not None), default=None)
-    if fewest is not None and asked.nodes > fewest:
+    if fewest is not None and request.nodes > fewest:
         yield Found(
-            f"a job in the queue {queue.name} gets at most {fewest} machines, but this one requests {asked.nodes}"
+            f"a job in the queue {queue.name} gets at most {fewest} machines, but this one requests {request.nodes}"
         )

@@ -29,7 +29,7 @@ def array_fits(facts: SubmitFacts) -> Iterator[Found]:
     limits = facts.limits
     if limits is None:
         return
-    tasks = limits.asked.tasks
+    tasks = limits.request.tasks
     if limits.max_array is not None and tasks > max(limits.max_array, 1):
         yield Found(
             f"an array on {facts.spec.platform} has at most {limits.max_array:,} tasks, but this one has {tasks:,}"
@@ -37,10 +37,10 @@ def array_fits(facts: SubmitFacts) -> Iterator[Found]:
         return
     for limit in limits.ceilings:
         jobs = counted(limit.most, "job")
-        if limit.kind == "submitted" and limit.exceeded(limits.asked):
+        if limit.kind == "submitted" and limit.exceeded(limits.request):
             there = f"{limit.owner} may have {jobs} in the queue and has {limit.used:,}"
             yield Found(f"{there}; this submission adds {tasks:,}")
-        elif limit.kind == "running" and limit.exceeded(limits.asked):
+        elif limit.kind == "running" and limit.exceeded(limits.request):
             yield Found(f"{limit.owner} does not allow any job to run", fix="Choose another account or QOS.")
         elif limit.kind == "running" and tasks > limit.left:
             yield Found(

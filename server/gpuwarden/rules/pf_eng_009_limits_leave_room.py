@@ -36,9 +36,9 @@ def limits_leave_room(facts: SubmitFacts) -> Iterator[Found]:
         if (
             limits is not None
             and limit.kind in ("job", "machine", "minutes", "job_minutes")
-            and limit.exceeded(limits.asked)
+            and limit.exceeded(limits.request)
         ):
-            yield Found(_sentence(limit, limit.wanted(limits.asked)))
+            yield Found(_sentence(limit, limit.wanted(limits.request)))
 
 
 def _sentence(limit: Ceiling, wanted: int) -> str:

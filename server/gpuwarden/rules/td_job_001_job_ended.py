@@ -32,4 +32,4 @@ def job_ended(facts: TeardownFacts) -> Iterator[Found]:
 
     """
     if facts.job_state not in AT_REST and not facts.gone:
-        yield Found(f"job {facts.job_id} {facts.job_state.told}")
+        yield Found(f"job {facts.job_id} {facts.job_state.phrase}")

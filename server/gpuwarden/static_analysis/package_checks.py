@@ -12,7 +12,7 @@ from gpuwarden.static_analysis.command_line import CommandLine
 from gpuwarden.static_analysis.package_usage import OWN, PackageUse
 from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, DROPPED, NAMES
 from gpuwarden.static_analysis.signatures.history import (
-    Ever,
+    ArgumentHistory,
     accepted_ever,
     accepted_values_ever,
     ever,
@@ -21,13 +21,13 @@ from gpuwarden.static_analysis.signatures.history import (
     misspelt,
     nearest,
 )
-from gpuwarden.static_analysis.signatures.resolve import Found, Installed, Signature
+from gpuwarden.static_analysis.signatures.resolve import Existence, Installed, Signature
 from gpuwarden.static_analysis.signatures.tables import canonical, package_of, table
 from gpuwarden.static_analysis.signatures.together import left_before, possible_places
 from gpuwarden.static_analysis.static_eval import Call
 
 if TYPE_CHECKING:
-    from gpuwarden.static_analysis.signatures.releases import Chosen
+    from gpuwarden.static_analysis.signatures.releases import ChosenRelease
 
 _PATCHED = frozenset({"trl", "transformers", "peft"})
 """The packages whose trainers and configurations unsloth replaces when it is imported."""
@@ -37,7 +37,7 @@ _TRAINING = "transformers.TrainingArguments"
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Mismatch:
     """A name, argument, flag or value that the job's libraries don't accept.
 
     `sure` is false if another release accepts it and the job's release is unknown, or if the line may not run.
@@ -49,7 +49,7 @@ class Misfit:
 
 
 @lru_cache(maxsize=64)
-def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, Chosen]:
+def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, ChosenRelease]:
     from gpuwarden.static_analysis.signatures.releases import choose
 
     return choose(requirements)
@@ -71,7 +71,7 @@ class Libraries:
         self.needed = tuple(name for name, line in imports if line not in use.careful)
 
     @cached_property
-    def chosen(self) -> Mapping[str, Chosen]:
+    def chosen(self) -> Mapping[str, ChosenRelease]:
         """Return the release of each package that has a table."""
         return _chosen(self.requirements)
 
@@ -83,7 +83,7 @@ class Libraries:
 
     # ------------------------------------------------------------------------------------------------- imports
 
-    def imports(self, names: Iterable[tuple[str, int]], calls: Iterable[Call]) -> Iterator[Misfit]:
+    def imports(self, names: Iterable[tuple[str, int]], calls: Iterable[Call]) -> Iterator[Mismatch]:
         """Yield the imported names and the called module attributes that do not exist."""
         seen: set[str] = set()
         calls = [call for call in calls if call.base not in self.use.rebound]
@@ -95,10 +95,10 @@ class Libraries:
             if name in seen or line in self.use.careful or not package_of(name):
                 continue
             seen.add(name)
-            if all(installed.exists(name) is Found.ABSENT for installed in self.installed):
+            if all(installed.exists(name) is Existence.ABSENT for installed in self.installed):
                 yield self._missing_name(name, line, maybe=(name, line) in maybe)
 
-    def _missing_name(self, name: str, line: int, *, maybe: bool) -> Misfit:
+    def _missing_name(self, name: str, line: int, *, maybe: bool) -> Mismatch:
         package = package_of(name)
         past = history(package, name)
         owner, _, last = name.rpartition(".")
@@ -108,7 +108,7 @@ class Libraries:
             message = f"line {line}: {name} was added in {package} {minor(past.since)}"
         else:
             message = f"line {line}: {owner} has no {last}"
-        return Misfit(
+        return Mismatch(
             f"{message} (checked: {self._text(package)})",
             self._other_home(name),
             not maybe and (self._decided(package) or (not past.since and self._never_was(package, name))),
@@ -122,7 +122,7 @@ class Libraries:
         """
         known = table(package)
         places = range(len(known.releases) if known else 0)
-        if any(Installed({package: place}).exists(name) is not Found.ABSENT for place in places):
+        if any(Installed({package: place}).exists(name) is not Existence.ABSENT for place in places):
             return False
         if misspelt(name.rpartition(".")[2], self.installed[-1].names_beside(name)):
             return True
@@ -174,7 +174,7 @@ class Libraries:
             name = own.bases[0]
         return name
 
-    def arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+    def arguments(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
         """Yield the passed arguments that do not exist."""
         calls = tuple(calls)
         judged: set[int] = set()
@@ -185,7 +185,7 @@ class Libraries:
                     yield self._missing_argument(call, name, argument, signatures[-1], calls)
         yield from self._misspelt_arguments(call for call in calls if id(call) not in judged)
 
-    def _misspelt_arguments(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+    def _misspelt_arguments(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
         """Yield the arguments that no release ever had and that differ by a letter or two from an existing one.
 
         This check works even if the release is unknown, or if unsloth replaces the class.
@@ -195,7 +195,7 @@ class Libraries:
             for argument in call.kwargs if known else ():
                 if argument not in (known or ()) and (meant := misspelt(argument, known or ())):
                     message = f"line {call.line}: no release of {call.last} has an argument {argument}"
-                    yield Misfit(message, f"Use {meant}.", call.certain)
+                    yield Mismatch(message, f"Use {meant}.", call.certain)
 
     def accepted_ever(self, name: str) -> frozenset[str] | None:
         """Return the arguments that a class accepts in any release; None if the class or a base accepts any name."""
@@ -216,7 +216,7 @@ class Libraries:
 
     def _missing_argument(
         self, call: Call, name: str, argument: str, signature: Signature, calls: Iterable[Call]
-    ) -> Misfit:
+    ) -> Mismatch:
         past = ever(name, argument)
         package = past.package or package_of(name)
         where = f"line {call.line}: {call.last} has no argument {argument}"
@@ -231,9 +231,9 @@ class Libraries:
             judged = [c for c in calls if c.certain and self._judges(c) and package_of(c.name)]
             passed = ((c.name, other) for c in judged for other in c.kwargs if other != argument)
             sure = left_before(package, past.gone_in, self.needed, passed)
-        return Misfit(f"{where} (checked: {self._text(package)})", instead, sure and call.certain)
+        return Mismatch(f"{where} (checked: {self._text(package)})", instead, sure and call.certain)
 
-    def deprecated(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+    def deprecated(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
         """Yield the passed arguments that are deprecated."""
         for call, name, signatures in self.calls(calls):
             for argument in call.kwargs:
@@ -241,9 +241,9 @@ class Libraries:
                 if new := all(news) and news[-1]:
                     message = f"line {call.line}: the argument {argument} of {call.last} is deprecated"
                     package = ever(name, argument).package or package_of(name)
-                    yield Misfit(f"{message} ({self._text(package)})", f"Use {new}.")
+                    yield Mismatch(f"{message} ({self._text(package)})", f"Use {new}.")
 
-    def choices(self, calls: Iterable[Call]) -> Iterator[Misfit]:
+    def choices(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
         """Yield the strings that an argument does not accept; `sure` is false if the library may not reject them."""
         for call, name, signatures in self.calls(calls):
             for argument, value in call.kwargs.items():
@@ -255,11 +255,11 @@ class Libraries:
                     known = self._decided(package_of(name)) or value not in accepted_values_ever(name, argument)
                     strict = signatures[-1].parameters[argument].strict and known and call.certain
                     message = f"line {call.line}: {call.last} does not accept {argument}={value!r}"
-                    yield Misfit(f"{message} ({self._text(package_of(name))})", _one_of(value, accepted[-1]), strict)
+                    yield Mismatch(f"{message} ({self._text(package_of(name))})", _one_of(value, accepted[-1]), strict)
 
     # -------------------------------------------------------------------------------------------- command line
 
-    def flags(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
+    def flags(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Mismatch]:
         """Yield the given flags that a script does not declare, and the abbreviations that match several flags.
 
         If the job's release of a dataclass is unknown, only a misspelled flag that no release has is certainly wrong.
@@ -275,7 +275,7 @@ class Libraries:
             for name in given:
                 if name not in known and (meant := misspelt(name, known)):
                     message = f"--{name} looks like --{meant}, but not all flags of this script are known"
-                    yield Misfit(message, f"Write --{meant} if you mean that flag.", sure=False)
+                    yield Mismatch(message, f"Write --{meant} if you mean that flag.", sure=False)
             return
         for name, declared in self._declared(line, given, fields):
             named = [flag for flag in fields if not flag.startswith("no_")]
@@ -284,15 +284,15 @@ class Libraries:
                 does = "which ignores it" if line.ignores else "with any release of its libraries"
                 if meant or line.ignores:
                     fix = f"Write --{meant}." if meant else "Leave it out, or correct it."
-                    yield Misfit(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
+                    yield Mismatch(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
             elif not declared:
                 past = next((p for c in line.classes if (p := ever(self.library_class(c), name)).existed), None)
                 near = _instead(name, past, None) if past else ""
                 flag = nearest(name, named)
-                yield Misfit(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))
+                yield Mismatch(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))
             elif len(declared) > 1 and exact:
                 listed = ", ".join(f"--{flag}" for flag in declared[:4])
-                yield Misfit(f"--{name} could be short for several flags: {listed}", "Write the full flag.")
+                yield Mismatch(f"--{name} could be short for several flags: {listed}", "Write the full flag.")
 
     def declares(self, line: CommandLine, name: str) -> bool | None:
         """Return whether a command line declares a flag in full; None if not all of its flags are known.
@@ -302,13 +302,13 @@ class Libraries:
         fields = self._fields(line)
         return None if fields is None or (line.ignores and name not in fields) else name in fields
 
-    def flag_choices(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Misfit]:
+    def flag_choices(self, line: CommandLine, given: Mapping[str, Any]) -> Iterator[Mismatch]:
         """Yield the string values that a flag does not accept."""
         fields = self._fields(line) or {}
         for name, declared in self._declared(line, given, fields or None):
             accepted = fields[declared[0]] if len(declared) == 1 else ()
             if accepted and given[name] is not True and str(given[name]) not in accepted:
-                yield Misfit(f"--{name} does not accept {given[name]!r}", _one_of(str(given[name]), accepted))
+                yield Mismatch(f"--{name} does not accept {given[name]!r}", _one_of(str(given[name]), accepted))
 
     def _declared(
         self, line: CommandLine, given: Mapping[str, Any], fields: Mapping[str, tuple[str, ...]] | None
@@ -364,7 +364,7 @@ class Libraries:
         )
 
 
-def _instead(argument: str, past: Ever, signature: Signature | None) -> str:
+def _instead(argument: str, past: ArgumentHistory, signature: Signature | None) -> str:
     """Return a fix for an argument: its replacement, or the closest name."""
     known = signature.parameters if signature else {}
     if past.renamed_to in known or (signature is None and past.renamed_to):

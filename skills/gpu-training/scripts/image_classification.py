@@ -70,9 +70,9 @@ def accuracy(prediction: Any) -> dict[str, float]:
     """Return the accuracy, and the mean of the per-class accuracies."""
     import numpy as np
 
-    said, true = prediction.predictions.argmax(-1), prediction.label_ids
-    shares = [float((said[true == c] == c).mean()) for c in np.unique(true)]
-    return {"accuracy": float((said == true).mean()), "balanced_accuracy": float(np.mean(shares))}
+    predicted, true = prediction.predictions.argmax(-1), prediction.label_ids
+    shares = [float((predicted[true == c] == c).mean()) for c in np.unique(true)]
+    return {"accuracy": float((predicted == true).mean()), "balanced_accuracy": float(np.mean(shares))}
 
 
 def read(settings: ClassificationSettings) -> Data:

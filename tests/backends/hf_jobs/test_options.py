@@ -15,7 +15,7 @@ from gpuwarden.app import open_context
 from gpuwarden.backends._hf_options import Volume, read_options, settle, volumes_of
 from gpuwarden.backends.hf_jobs import HfJobsBackend, beat_of, ssh_of
 from gpuwarden.core.errors import BadRequest, NotSupported, Refused
-from gpuwarden.core.models import Beat, Handle, InstanceState, JobSpec, Known, Resources, Unknown, Verdict
+from gpuwarden.core.models import Handle, Heartbeat, InstanceState, JobSpec, Known, Resources, Unknown, Verdict
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.cli.jobs import read_options as read_pairs
 from gpuwarden.interfaces.results.check import checked
@@ -220,7 +220,7 @@ async def test_a_duplicated_job_is_not_taken_for_ours(
 
 def test_hub_usage_and_ssh_addresses_are_parsed() -> None:
     usage = {"gpus": {"a": {"utilization": 7, "memory_used_bytes": 5}, "b": {"utilization": 93}}}
-    assert beat_of(usage | {"memory_used_bytes": 10, "memory_total_bytes": 20}) == Beat(
+    assert beat_of(usage | {"memory_used_bytes": 10, "memory_total_bytes": 20}) == Heartbeat(
         gpu_util=93, gpu_mem_used=5, mem_used=10, mem_limit=20
     )
     for odd in ({}, {"gpus": []}, {"gpus": {"a": 1}, "memory_used_bytes": "x"}, {"memory_used_bytes": -1}):

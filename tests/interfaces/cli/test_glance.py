@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.check import with_printed_progress
-from gpuwarden.lifecycle.monitoring.overview import glance, job_page
+from gpuwarden.lifecycle.monitoring.overview import cached_overview, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, day_start, month_start, total
 from gpuwarden.lifecycle.monitoring.wait import MOST_S, wait
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
@@ -329,7 +329,7 @@ def test_jobs_from_earlier_months_barely_slow_a_glance(tmp_path: Path) -> None:
     def cost(jobs: int) -> int:
         house = grown(tmp_path / str(jobs), "vastai", jobs)
         house.clock.time += 32 * 24 * HOUR
-        return steps(house, lambda: glance(house.ctx, {}))
+        return steps(house, lambda: cached_overview(house.ctx, {}))
 
     assert cost(400) < 1.2 * cost(40) + 50
 
@@ -356,7 +356,7 @@ def test_billing_with_an_unknown_price_is_not_shown_as_nothing(house: House, wor
     from gpuwarden.interfaces.results import status_of
 
     def bill(price: float | None, platform: str = "vastai") -> str:
-        reply = status_of(glance(house.ctx, {}))
+        reply = status_of(cached_overview(house.ctx, {}))
         lines = [line.model_copy(update={"price_usd_per_hour": price, "platform": platform}) for line in reply.running]
         return billing_now(reply.model_copy(update={"running": lines}))
 
@@ -373,7 +373,7 @@ def test_a_long_status_fits_one_screen_of_80_columns(house: House, monkeypatch: 
 
     for n in range(60):
         house.write(begins(f"jmany{n}", "vastai"))
-    reply = status_of(glance(house.ctx, {"vastai": "no answer"}))
+    reply = status_of(cached_overview(house.ctx, {"vastai": "no answer"}))
     text = Console(width=80, height=24, file=io.StringIO(), record=True)
     text.print(screen.drawn(reply, 24))
     lines = text.export_text().splitlines()

@@ -18,7 +18,7 @@ from gpuwarden.interfaces.cli.approval import open_spending, spending_facts
 from gpuwarden.interfaces.cli.main import cli
 from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.results import costs_of, error_reply, jobs_of, status_of, worded
-from gpuwarden.lifecycle.monitoring.overview import glance, job_page
+from gpuwarden.lifecycle.monitoring.overview import cached_overview, job_page
 from gpuwarden.lifecycle.monitoring.spending import charges, month_start
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
 from page_kit import World, busy_world
@@ -47,7 +47,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def test_overview_screens_have_the_expected_wording(world: World, printed: io.StringIO, wording: Wording) -> None:
     ctx = world.ctx
     since = month_start(world.clock.now())
-    screen.status(worded(status_of(glance(ctx, {"vastai": "no answer"})), in_commands))
+    screen.status(worded(status_of(cached_overview(ctx, {"vastai": "no answer"})), in_commands))
     screen.jobs(worded(jobs_of(job_page(ctx, limit=5)), in_commands))
     screen.costs(worded(costs_of(charges(ctx, since), since, "platform"), in_commands))
     for text in screen.pending(what_waits(ctx)):

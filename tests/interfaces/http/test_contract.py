@@ -23,7 +23,7 @@ from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.job_tokens import job_token
 from gpuwarden.ledger.events import JobAccepted, JobCanceled, JobFailed
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.check import CheckedJob
 from gpuwarden.lifecycle.records import read_job, read_lease, read_receipt, read_teardown
 from gpuwarden.metrics.points import PostedPoints, Row, read_alert
 from gpuwarden.metrics.store import Batch
@@ -169,12 +169,12 @@ async def test_keys_of_jobs_that_are_unknown_or_ended_long_ago_are_refused(serve
 async def test_concurrent_status_requests_share_one_check(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
 
-    async def look(ctx: Context, job_id: str, *, limit: int) -> Checked:
+    async def look(ctx: Context, job_id: str, *, limit: int) -> CheckedJob:
         looked.append(job_id)
         await anyio.sleep(0.05)
-        return Checked(read_job(ctx.ledger, job_id), None, None, None)
+        return CheckedJob(read_job(ctx.ledger, job_id), None, None, None)
 
-    monkeypatch.setattr("gpuwarden.interfaces.http.pages.looks.check", look)
+    monkeypatch.setattr("gpuwarden.interfaces.http.pages.polls.check", look)
     answers = []
 
     async def ask(http: httpx2.AsyncClient) -> None:

@@ -203,7 +203,7 @@ async def cost_of_a_view(home: Path, jobs: int, monkeypatch: pytest.MonkeyPatch)
     house = House(home, "vastai")
     house.grow(jobs)
     pages = Pages(house.ctx)
-    monkeypatch.setattr(pages.looks.everything, "newest", nothing_yet)
+    monkeypatch.setattr(pages.polls.everything, "newest", nothing_yet)
     lines = pages.following.lines("/now.events", "s", pages._look_now)  # kept: a view without a reader is not made
     await anext(lines)
     (board,) = pages.following._boards.values()

@@ -22,9 +22,9 @@ from gpuwarden.interfaces.http.pages.job import job_view
 from gpuwarden.interfaces.http.pages.static_files import files
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.ledger import events as ev
-from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
+from gpuwarden.lifecycle.artifacts.ladder import StageState, ladder
 from gpuwarden.lifecycle.artifacts.store_contents import StoreView
-from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.check import CheckedJob
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.points import PostedPoints, Row
 from gpuwarden.metrics.store import Batch, MetricStore
@@ -207,7 +207,7 @@ async def test_pages_have_the_expected_wording(tmp_path: Path, wording: Wording)
 async def test_job_without_a_machine_shows_its_store(world: World) -> None:
     job = read_job(world.ctx.ledger, "jlive")
     store = StoreView("hf://buckets/me/runs", 3, 5 << 30, ("out/checkpoint-200", EVIL), "the last upload is 2 h old")
-    view = job_view(world.ctx, "jlive", Checked(job, None, None, None, artifact_store=store), None)
+    view = job_view(world.ctx, "jlive", CheckedJob(job, None, None, None, artifact_store=store), None)
     (row,) = view["lists"]["store"]
     assert row["name"] == "hf://buckets/me/runs"
     for text in ("5.0 GiB", "out/checkpoint-200", "the last upload is 2 h old"):
@@ -308,8 +308,8 @@ async def test_unknown_ids_and_bad_parameters_get_404_or_422(http: httpx2.AsyncC
         assert (await http.get(path)).status_code == 422, path
     assert (await http.get("/jobs?after=jnone")).status_code == 404
     assert (await http.get("/knowledge/NONE-999")).status_code == 404
-    assert (await http.get("/static/../looks.py")).status_code == 404
-    assert (await http.get("/static/%2e%2e/looks.py")).status_code == 404
+    assert (await http.get("/static/../polls.py")).status_code == 404
+    assert (await http.get("/static/%2e%2e/polls.py")).status_code == 404
 
 
 async def test_pages_need_the_read_scope_and_reject_posts(world: World) -> None:
@@ -414,7 +414,7 @@ async def test_thousands_of_jobs_are_paginated(tmp_path: Path) -> None:
 
 async def test_ladder_confirms_only_proven_rungs(world: World) -> None:
     held = {step.rung: step.held for step in ladder(world.ctx, read_job(world.ctx.ledger, "jpast0"))}
-    assert held["declared"] is Held.YES and held["stored"] is Held.UNASKED
-    assert Held.YES not in {held["copied"], held["equal"], held["loaded"]}, (
+    assert held["declared"] is StageState.YES and held["stored"] is StageState.UNASKED
+    assert StageState.YES not in {held["copied"], held["equal"], held["loaded"]}, (
         "the record of that pull is not on this disk"
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import Emulator, Refuse, Reply, Request, alive, route
 from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity
 from gpuwarden.core.models import Instance, InstanceState, Resources
@@ -30,12 +30,12 @@ FIELDS = {
 REQUIRED = {"req_gpu_amount", "expand_system_disk_by_gb", "gpu_spec_uuid", "image_uuid", "cuda_v_from"}
 
 
-def told(data: Any) -> Told:
-    return Told(200, {"code": "Success", "data": data, "msg": "", "request_id": "983edb8c8c8553db"})
+def answer(data: Any) -> Reply:
+    return Reply(200, {"code": "Success", "data": data, "msg": "", "request_id": "983edb8c8c8553db"})
 
 
-def error(code: str, msg: str) -> Told:
-    return Told(200, {"code": code, "data": None, "msg": msg, "request_id": "983edb8c8c8553db"})
+def error(code: str, msg: str) -> Reply:
+    return Reply(200, {"code": code, "data": None, "msg": msg, "request_id": "983edb8c8c8553db"})
 
 
 class AutoDLAccount(Emulator):
@@ -51,28 +51,28 @@ class AutoDLAccount(Emulator):
         self.odd: dict[str, dict[str, Any]] = {}
         """Fields that override those in an instance's row."""
 
-    def authorized(self, asked: Asked) -> bool:
-        return asked.headers.get("authorization") == self.key  # no "Bearer"
+    def authorized(self, request: Request) -> bool:
+        return request.headers.get("authorization") == self.key  # no "Bearer"
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         return error("AuthorizeFailed", "登录超时,请重新登录")
 
-    def unknown_route(self, asked: Asked) -> Told:
-        return Told(404, None)
+    def unknown_route(self, request: Request) -> Reply:
+        return Reply(404, None)
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         return error("RequestParameterIsWrong", "请求参数错误")
 
-    def limited(self) -> Told:
-        return Told(429, {"code": "RequestTooFrequent", "data": None, "msg": "请求过于频繁"})
+    def limited(self) -> Reply:
+        return Reply(429, {"code": "RequestTooFrequent", "data": None, "msg": "请求过于频繁"})
 
     @route("POST", f"{PRO}/list", query="", body="page_index page_size")
-    def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        size, page = asked.body["page_size"], asked.body["page_index"]
+    def list_instances(self, request: Request, at: Mapping[str, str]) -> Reply:
+        size, page = request.body["page_size"], request.body["page_index"]
         rows = [self.row(i) for i in self.listed()]
         start = (page - 1) * size
         pages = -(-len(rows) // size)
-        return told(
+        return answer(
             {
                 "list": rows[start : start + size],
                 "page_index": page,
@@ -85,8 +85,8 @@ class AutoDLAccount(Emulator):
         )
 
     @route("POST", f"{PRO}/create")
-    def create(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        body = asked.body
+    def create(self, request: Request, at: Mapping[str, str]) -> Reply:
+        body = request.body
         if not self.verified:
             return error("TORealName", "未完成实名认证,认证后才可使用")
         if not set(body) >= REQUIRED or set(body) - FIELDS or not 1 <= body["req_gpu_amount"] <= 4:
@@ -98,17 +98,17 @@ class AutoDLAccount(Emulator):
             made = self.rent(body.get("instance_name", ""), resources, order=body)
         except NoCapacity:
             return error("InternalError", "当前算力规格暂无库存, 请修改配置或稍等再试")
-        return told(made.id)
+        return answer(made.id)
 
     @route("GET", f"{PRO}/status", query="instance_uuid")
-    def status(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return told(self.row(self.queried(asked))["status"])
+    def status(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return answer(self.row(self.queried(request))["status"])
 
     @route("GET", f"{PRO}/snapshot", query="instance_uuid")
-    def snapshot(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        i = self.queried(asked)
+    def snapshot(self, request: Request, at: Mapping[str, str]) -> Reply:
+        i = self.queried(request)
         host, port = self.address(i.id)
-        return told(
+        return answer(
             {
                 "region_sign": "bj-B1",
                 "payg_price": round((i.price_usd_per_hour or 0) * 7 * 1000),
@@ -122,39 +122,39 @@ class AutoDLAccount(Emulator):
         )
 
     @route("POST", f"{PRO}/power_off", query="", body="instance_uuid")
-    def power_off(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.cloud.stop(self.need(asked.body["instance_uuid"]).id)
-        return told(None)
+    def power_off(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.cloud.stop(self.need(request.body["instance_uuid"]).id)
+        return answer(None)
 
     @route("POST", f"{PRO}/power_on", query="", body="instance_uuid payload start_command")
-    def power_on(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        i = self.need(asked.body["instance_uuid"])
-        if asked.body.get("payload") != "gpu":
+    def power_on(self, request: Request, at: Mapping[str, str]) -> Reply:
+        i = self.need(request.body["instance_uuid"])
+        if request.body.get("payload") != "gpu":
             return error("RequestParameterIsWrong", "请求参数错误")
         try:
             self.cloud.start(i.id)
         except Conflict:
             return error("InternalError", "实例状态错误")
         self.booted(i.id)
-        return told(None)
+        return answer(None)
 
     @route("POST", f"{PRO}/release", query="", body="instance_uuid")
-    def release(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def release(self, request: Request, at: Mapping[str, str]) -> Reply:
         try:
-            self.cloud.terminate(self.need(asked.body["instance_uuid"]).id)
+            self.cloud.terminate(self.need(request.body["instance_uuid"]).id)
         except Conflict:
             return error("InternalError", "请先关机实例")
-        return told(None)
+        return answer(None)
 
     @route("POST", "/api/v1/dev/wallet/balance", query="", body="")
-    def balance(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return told({"assets": round(self.money * 7 * 1000), "accumulate": 1000, "voucher_balance": 0})
+    def balance(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return answer({"assets": round(self.money * 7 * 1000), "accumulate": 1000, "voucher_balance": 0})
 
-    def queried(self, asked: Asked) -> Instance:
+    def queried(self, request: Request) -> Instance:
         """Return the instance named in the query string; the documented JSON body is ignored."""
-        if "instance_uuid" not in asked.query:
+        if "instance_uuid" not in request.query:
             raise Refuse(error("RequestParameterIsWrong", "请求参数错误"))
-        return self.need(asked.query["instance_uuid"])
+        return self.need(request.query["instance_uuid"])
 
     def need(self, ident: str) -> Instance:
         found = self.see(ident)
@@ -181,7 +181,7 @@ class AutoDLAccount(Emulator):
         }
 
 
-def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+def _reports_no_instances(status: int, body: dict[str, Any]) -> bool:
     data = body.get("data")
     empty = isinstance(data, dict) and data.get("list") == [] and data.get("result_total", 1) <= 0
     return body.get("code") == "RecordNotFoundError" or (body.get("code") == "Success" and empty)
@@ -193,8 +193,8 @@ PLATFORM = Platform(
     lists=r"^POST .*/pro/list$",
     gets=r"^GET .*/pro/status$",
     ends=r"^POST .*/pro/release$",
-    asks_balance=r"^POST /api/v1/dev/wallet/balance$",
-    says_nothing=_says_nothing,
+    gets_balance=r"^POST /api/v1/dev/wallet/balance$",
+    reports_no_instances=_reports_no_instances,
     names_account=False,
     env=(("AUTODL_CNY_PER_USD", "7.0"),),
     facts={

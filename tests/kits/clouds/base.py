@@ -66,7 +66,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """One request as the emulator received it."""
 
     method: str
@@ -84,7 +84,7 @@ class Asked:
 
 
 @dataclass
-class Told:
+class Reply:
     """One reply. If `body` is None, it has no body."""
 
     status: int
@@ -99,12 +99,12 @@ class Told:
 class Refuse(Exception):
     """End a request with an error reply."""
 
-    def __init__(self, told: Told) -> None:
-        super().__init__(told.status)
-        self.told = told
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
 
 
-Route = Callable[[Any, Asked, Mapping[str, str]], Told]
+Route = Callable[[Any, Request, Mapping[str, str]], Reply]
 
 
 def route(method: str, pattern: str, *, query: str | None = None, body: str | None = None) -> Callable[[Route], Route]:
@@ -156,8 +156,8 @@ class Emulator:
         self.money = 1000.0
         """The account's balance in dollars; rentals are not deducted from it."""
         self.faults: list[Fault] = []
-        self.asked: list[Asked] = []
-        self.told: list[tuple[Asked, Told]] = []
+        self.requests: list[Request] = []
+        self.exchanges: list[tuple[Request, Reply]] = []
         self.lock = threading.Lock()
         self.address: Callable[[str], tuple[str, int]] = self._pretend_address
         """The address of an instance's SSH server."""
@@ -209,37 +209,37 @@ class Emulator:
 
     # ------------------------------------------------------------------------------------------------------- the wire
 
-    def authorized(self, asked: Asked) -> bool:
-        return asked.headers.get("authorization") == f"Bearer {self.key}"
+    def authorized(self, request: Request) -> bool:
+        return request.headers.get("authorization") == f"Bearer {self.key}"
 
     def need(self, ident: str) -> Instance:
         """Return an existing instance. Raises Refuse with the platform's message."""
         raise NotImplementedError
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         raise NotImplementedError
 
-    def unknown_route(self, asked: Asked) -> Told:
+    def unknown_route(self, request: Request) -> Reply:
         raise NotImplementedError
 
-    def limited(self) -> Told:
+    def limited(self) -> Reply:
         raise NotImplementedError
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         """Refuse parameters or fields that the platform's description lacks."""
         raise NotImplementedError
 
-    def handle(self, asked: Asked) -> Told:
+    def handle(self, request: Request) -> Reply:
         """Return the platform's reply."""
         with self.lock:
-            self.asked.append(asked)
+            self.requests.append(request)
             self.before()
             try:
-                told = self.limited() if self._too_often() else self._route(asked)
+                reply = self.limited() if self._too_often() else self._route(request)
             except Refuse as refusal:
-                told = refusal.told
-            self.told.append((asked, told))
-            return told
+                reply = refusal.reply
+            self.exchanges.append((request, reply))
+            return reply
 
     def _too_often(self) -> bool:
         if self.window is None:
@@ -250,53 +250,53 @@ class Emulator:
         self.recent.append(now)
         return len(self.recent) > count
 
-    def _route(self, asked: Asked) -> Told:
-        if not self.authorized(asked):
+    def _route(self, request: Request) -> Reply:
+        if not self.authorized(request):
             return self.unauthorized()
         for handler in self.routes:
             method, pattern = handler.route  # type: ignore[attr-defined]
-            if method == asked.method and (found := pattern.fullmatch(asked.path.rstrip("/"))):
-                sent = (asked.query, asked.body or {})
+            if method == request.method and (found := pattern.fullmatch(request.path.rstrip("/"))):
+                sent = (request.query, request.body or {})
                 odd = [
                     n
                     for has, known in zip(sent, handler.described, strict=True)
                     if known is not None
                     for n in set(has) - known
                 ]  # type: ignore[attr-defined]
-                return self.undescribed(", ".join(sorted(odd))) if odd else handler(self, asked, found.groupdict())
-        return self.unknown_route(asked)
+                return self.undescribed(", ".join(sorted(odd))) if odd else handler(self, request, found.groupdict())
+        return self.unknown_route(request)
 
-    async def serve(self, asked: Asked, send: Send) -> None:
+    async def serve(self, request: Request, send: Send) -> None:
         for other in self.others:
-            if any(other.key in text for text in asked.headers.values()):
-                return await other.serve(asked, send)
-        fault = next((f for f in self.faults if f.takes(asked.line)), None)
+            if any(other.key in text for text in request.headers.values()):
+                return await other.serve(request, send)
+        fault = next((f for f in self.faults if f.takes(request.line)), None)
         kind = fault.kind if fault else None
         if kind == "lost_request":
             return await _cut(send)
         if kind == "limited":
-            told = self.limited()
+            reply = self.limited()
             assert fault is not None
-            return await _reply(send, told.status, told.raw(), told.type, told.headers | fault.headers)
+            return await _reply(send, reply.status, reply.raw(), reply.type, reply.headers | fault.headers)
         if kind == "other":
             assert fault is not None
-            self.asked.append(asked)
+            self.requests.append(request)
             return await _reply(send, fault.status, fault.body, "application/json", fault.headers)
-        told = self.handle(asked)
+        reply = self.handle(request)
         if kind == "lost_reply":
             return await _cut(send)
         if kind == "refused":
             assert fault is not None
-            return await _reply(send, fault.status, fault.body or told.raw(), told.type, fault.headers)
+            return await _reply(send, fault.status, fault.body or reply.raw(), reply.type, fault.headers)
         if kind == "truncated":
-            return await _reply(send, told.status, told.raw()[: len(told.raw()) // 2], told.type, told.headers)
+            return await _reply(send, reply.status, reply.raw()[: len(reply.raw()) // 2], reply.type, reply.headers)
         if kind == "html":
             return await _reply(send, 200, b"<html><body>Sign in to the network</body></html>", "text/html", {})
         if kind == "error_500":
-            return await _reply(send, 500, b'{"error": "internal"}', told.type, {})
+            return await _reply(send, 500, b'{"error": "internal"}', reply.type, {})
         if kind == "empty":
-            return await _reply(send, 200, b"", told.type, {})
-        return await _reply(send, told.status, told.raw(), told.type, told.headers)
+            return await _reply(send, 200, b"", reply.type, {})
+        return await _reply(send, reply.status, reply.raw(), reply.type, reply.headers)
 
 
 async def _reply(send: Send, status: int, raw: bytes, type: str, headers: dict[str, str]) -> None:
@@ -355,7 +355,7 @@ class Web:
             body = json.loads(raw) if raw else None
         except ValueError:
             body = raw
-        await self.emulators[name].serve(Asked(scope["method"], f"/{rest}", query, headers, body), send)
+        await self.emulators[name].serve(Request(scope["method"], f"/{rest}", query, headers, body), send)
 
 
 def known(answer: Answer[T]) -> T:

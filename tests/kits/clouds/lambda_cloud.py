@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import PUBLIC_KEY, Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import PUBLIC_KEY, Emulator, Refuse, Reply, Request, alive, route
 from clouds.boxes import Machines
 from clouds.platform import Platform
 from gpuwarden.core.errors import NoCapacity
@@ -27,8 +27,8 @@ STATUS = {
 REGIONS = ("us-east-1", "us-west-1")
 
 
-def error(status: int, code: str, message: str, suggestion: str = "Check it.") -> Told:
-    return Told(status, {"error": {"code": code, "message": message, "suggestion": suggestion}})
+def error(status: int, code: str, message: str, suggestion: str = "Check it.") -> Reply:
+    return Reply(status, {"error": {"code": code, "message": message, "suggestion": suggestion}})
 
 
 class LambdaAccount(Emulator):
@@ -50,16 +50,16 @@ class LambdaAccount(Emulator):
         self.unhealthy: set[str] = set()
         self.launch_twice = False
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         return error(401, "global/invalid-api-key", "API key was invalid, expired, or deleted.")
 
-    def unknown_route(self, asked: Asked) -> Told:
+    def unknown_route(self, request: Request) -> Reply:
         return error(404, "global/not-found", "no such route")
 
-    def limited(self) -> Told:
+    def limited(self) -> Reply:
         return error(429, "global/rate-limited", "Too many requests.")
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         return error(400, "global/invalid-parameters", f"Invalid request data: unknown {names}.")
 
     @staticmethod
@@ -88,33 +88,33 @@ class LambdaAccount(Emulator):
         return {(k := self.kind(gpu, n))["name"]: {**k, "gpu": gpu} for gpu in self.prices for n in (1, 8)}
 
     @route("GET", "/api/v1/instance-types", query="")
-    def instance_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def instance_types(self, request: Request, at: Mapping[str, str]) -> Reply:
         regions = [] if self.full() else [{"name": r, "description": r} for r in REGIONS]
         shown = {name: {k: v for k, v in kind.items() if k != "gpu"} for name, kind in self.kinds().items()}
         data = {n: {"instance_type": k, "regions_with_capacity_available": regions} for n, k in shown.items()}
-        return Told(200, {"data": data})
+        return Reply(200, {"data": data})
 
     @route("GET", "/api/v1/instances", query="cluster_id")
-    def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": [self.instance(i) for i in self.listed()]})
+    def list_instances(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": [self.instance(i) for i in self.listed()]})
 
     @route("GET", "/api/v1/instances/{id}", query="")
-    def get_instance(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": self.instance(self.need(at["id"]))})
+    def get_instance(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": self.instance(self.need(at["id"]))})
 
     @route("POST", "/api/v1/instances/{id}", query="", body="name")
-    def rename(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def rename(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
-        self.own[i.id]["order"] = self.own[i.id]["order"] | asked.body
-        return Told(200, {"data": self.instance(i)})
+        self.own[i.id]["order"] = self.own[i.id]["order"] | request.body
+        return Reply(200, {"data": self.instance(i)})
 
     @route(
         "POST", "/api/v1/instance-operations/launch", query="",
         body="region_name instance_type_name ssh_key_names file_system_names file_system_mounts hostname name image"
         " user_data tags firewall_rulesets quantity",
     )  # fmt: skip
-    def launch(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        body, now = asked.body, self.clock.now()
+    def launch(self, request: Request, at: Mapping[str, str]) -> Reply:
+        body, now = request.body, self.clock.now()
         if not {"region_name", "instance_type_name", "ssh_key_names"} <= set(body) or body.get("quantity", 1) != 1:
             return error(400, "global/invalid-parameters", "Invalid request data.")
         if len(body.get("name") or "") > 64 or not isinstance(body.get("name", ""), str):
@@ -137,56 +137,56 @@ class LambdaAccount(Emulator):
             code = "instance-operations/launch/insufficient-capacity"
             return error(400, code, "Not enough capacity to fulfill launch request.")
         self.launches.append(now)
-        return Told(200, {"data": {"instance_ids": [m.id for m in made]}})
+        return Reply(200, {"data": {"instance_ids": [m.id for m in made]}})
 
     @route("POST", "/api/v1/instance-operations/restart", query="", body="instance_ids")
-    def restart(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        restarted = [self.need(i) for i in asked.body["instance_ids"]]
-        return Told(200, {"data": {"restarted_instances": [self.instance(i) for i in restarted]}})
+    def restart(self, request: Request, at: Mapping[str, str]) -> Reply:
+        restarted = [self.need(i) for i in request.body["instance_ids"]]
+        return Reply(200, {"data": {"restarted_instances": [self.instance(i) for i in restarted]}})
 
     @route("POST", "/api/v1/instance-operations/terminate", query="", body="instance_ids")
-    def terminate(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        ended = [self.need(i) for i in asked.body["instance_ids"]]
+    def terminate(self, request: Request, at: Mapping[str, str]) -> Reply:
+        ended = [self.need(i) for i in request.body["instance_ids"]]
         for i in ended:
             self.cloud.terminate(i.id)
-        return Told(200, {"data": {"terminated_instances": [self.instance(self.need(i.id)) for i in ended]}})
+        return Reply(200, {"data": {"terminated_instances": [self.instance(self.need(i.id)) for i in ended]}})
 
     @route("GET", "/api/v1/ssh-keys", query="")
-    def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": self.ssh_keys})
+    def keys(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": self.ssh_keys})
 
     @route("POST", "/api/v1/ssh-keys", query="", body="name public_key")
-    def add_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        name, given = asked.body.get("name", ""), asked.body.get("public_key")
+    def add_key(self, request: Request, at: Mapping[str, str]) -> Reply:
+        name, given = request.body.get("name", ""), request.body.get("public_key")
         if not 1 <= len(name) <= 64 or name in {k["name"] for k in self.ssh_keys}:
             return error(400, "global/duplicate", "The name is taken, or is not one.")
         key = {"id": f"k{len(self.ssh_keys) + 1}", "name": name, "public_key": given or PUBLIC_KEY}
         self.ssh_keys.append(key)
-        return Told(200, {"data": key if given else {**key, "private_key": "-----BEGIN EXAMPLE-----"}})
+        return Reply(200, {"data": key if given else {**key, "private_key": "-----BEGIN EXAMPLE-----"}})
 
     @route("DELETE", "/api/v1/ssh-keys/{id}", query="")
-    def delete_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_key(self, request: Request, at: Mapping[str, str]) -> Reply:
         left = [k for k in self.ssh_keys if k["id"] != at["id"]]
         if len(left) == len(self.ssh_keys):
             return error(404, "global/object-does-not-exist", "Specified SSH key does not exist.")
         self.ssh_keys = left
-        return Told(200, {"data": {}})
+        return Reply(200, {"data": {}})
 
     @route("GET", "/api/v1/regions", query="")
-    def regions(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": [{"name": r, "description": r} for r in REGIONS]})
+    def regions(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": [{"name": r, "description": r} for r in REGIONS]})
 
     @route("GET", "/api/v1/firewall-rules", query="")
-    def rules(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": self.firewall})
+    def rules(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": self.firewall})
 
     @route("PUT", "/api/v1/firewall-rules", query="", body="data")
-    def set_rules(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.firewall = asked.body["data"]
-        return Told(200, {"data": self.firewall})
+    def set_rules(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.firewall = request.body["data"]
+        return Reply(200, {"data": self.firewall})
 
     @route("GET", "/api/v1/audit-events", query="start end page_token resource_type")
-    def audit_events(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def audit_events(self, request: Request, at: Mapping[str, str]) -> Reply:
         made = {
             "service_name": "cloud",
             "resource_name": "api_key",
@@ -200,26 +200,28 @@ class LambdaAccount(Emulator):
             "request_api_key_lrn": None,
             "additional_details": {},
         }
-        return Told(200, {"data": [made], "page_token": None})
+        return Reply(200, {"data": [made], "page_token": None})
 
     @route("GET", "/api/v1/file-systems", query="")
-    def file_systems(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": self.filesystems})
+    def file_systems(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": self.filesystems})
 
     @route("POST", "/api/v1/filesystems", query="", body="name region")
-    def add_file_system(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        if asked.body.get("region") not in REGIONS or not re.fullmatch(r"[a-zA-Z]+[0-9a-zA-Z-]*", asked.body["name"]):
+    def add_file_system(self, request: Request, at: Mapping[str, str]) -> Reply:
+        if request.body.get("region") not in REGIONS or not re.fullmatch(
+            r"[a-zA-Z]+[0-9a-zA-Z-]*", request.body["name"]
+        ):
             return error(400, "global/invalid-parameters", "Invalid request data.")
-        self.filesystems.append(self.filesystem(asked.body["name"], asked.body["region"]))
-        return Told(200, {"data": self.filesystems[-1]})
+        self.filesystems.append(self.filesystem(request.body["name"], request.body["region"]))
+        return Reply(200, {"data": self.filesystems[-1]})
 
     @route("DELETE", "/api/v1/filesystems/{id}", query="")
-    def delete_file_system(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_file_system(self, request: Request, at: Mapping[str, str]) -> Reply:
         left = [f for f in self.filesystems if f["id"] != at["id"]]
         if len(left) == len(self.filesystems):
             return error(404, "global/object-does-not-exist", "Specified filesystem does not exist.")
         self.filesystems = left
-        return Told(200, {"data": {"deleted_ids": [at["id"]]}})
+        return Reply(200, {"data": {"deleted_ids": [at["id"]]}})
 
     def need(self, ident: str) -> Instance:
         found = self.see(ident)
@@ -251,7 +253,7 @@ def _take_key(account: LambdaAccount, machines: Machines) -> None:
     account.ssh_keys[0]["public_key"] = machines.key
 
 
-def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+def _reports_no_instances(status: int, body: dict[str, Any]) -> bool:
     error = body.get("error")
     gone = isinstance(error, dict) and error.get("code") == "global/object-does-not-exist"
     return (status in {404, 410} and gone) or body.get("data") == []
@@ -263,7 +265,7 @@ PLATFORM = Platform(
     lists=r"^GET /api/v1/instances$",
     gets=r"^GET /api/v1/instances/",
     ends=r"^POST /api/v1/instance-operations/terminate$",
-    says_nothing=_says_nothing,
+    reports_no_instances=_reports_no_instances,
     spec=("lambda-cloud.openapi.json", ""),
     durable="/lambda/nfs/gpuwarden/out",
     facts={

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import Emulator, Refuse, Reply, Request, alive, route
 from clouds.boxes import Machines
 from clouds.platform import Platform
 from gpuwarden.core.errors import Conflict, NoCapacity
@@ -28,8 +28,8 @@ STATE = {
 }
 
 
-def error(status: int, code: str, message: str) -> Told:
-    return Told(status, {"code": code, "message": message})
+def error(status: int, code: str, message: str) -> Reply:
+    return Reply(status, {"code": code, "message": message})
 
 
 LIST = "after limit orderBy order name"
@@ -65,16 +65,16 @@ class PaperspaceTeam(Emulator):
         self.retired = False
         self.states: dict[str, str] = {}
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         return error(401, "UNAUTHORIZED", "Invalid API key")
 
-    def unknown_route(self, asked: Asked) -> Told:
+    def unknown_route(self, request: Request) -> Reply:
         return error(404, "NOT_FOUND", "Not found")
 
-    def limited(self) -> Told:
+    def limited(self) -> Reply:
         return error(429, "TOO_MANY_REQUESTS", "Too many requests")
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         return error(400, "BAD_REQUEST", f"Unrecognized key(s) in object: {names}")
 
     def template(self, ident: str, name: str, year: int, *kinds: str) -> dict[str, Any]:
@@ -84,71 +84,71 @@ class PaperspaceTeam(Emulator):
             "availableMachineTypes": fits, "defaultSizeGb": 50, "dtCreated": f"{year}-01-01T00:00:00Z",
         }  # fmt: skip
 
-    def page(self, asked: Asked, rows: list[dict[str, Any]]) -> Told:
-        limit, after = min(int(asked.query.get("limit", 15)), 120), asked.query.get("after")
-        if name := asked.query.get("name"):
+    def page(self, request: Request, rows: list[dict[str, Any]]) -> Reply:
+        limit, after = min(int(request.query.get("limit", 15)), 120), request.query.get("after")
+        if name := request.query.get("name"):
             rows = [row for row in rows if name in row["name"]]
         start = next((n + 1 for n, row in enumerate(rows) if row["id"] == after), 0) if after else 0
         page, more = rows[start : start + limit], start + limit < len(rows)
         body = {"items": page, "hasMore": more}
-        return Told(200, {**body, "nextPage": page[-1]["id"]} if more else body)
+        return Reply(200, {**body, "nextPage": page[-1]["id"]} if more else body)
 
     @route("GET", "/os-templates", query=LIST)
-    def os_templates(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, self.templates)
+    def os_templates(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, self.templates)
 
     @route("GET", "/custom-templates", query=f"{LIST} machineId")
-    def custom_templates(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, self.custom)
+    def custom_templates(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, self.custom)
 
     @route("GET", "/machine-availability", query="machineType region")
-    def availability(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"available": not self.full()})
+    def availability(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"available": not self.full()})
 
     @route("GET", "/startup-scripts", query=LIST)
-    def list_scripts(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, self.scripts)
+    def list_scripts(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, self.scripts)
 
     @route("POST", "/startup-scripts", query="", body="name script isRunOnce")
-    def add_script(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.scripts.append({"id": f"ss{len(self.scripts)}", "name": asked.body["name"], "isRunOnce": True})
-        return Told(200, self.scripts[-1])
+    def add_script(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.scripts.append({"id": f"ss{len(self.scripts)}", "name": request.body["name"], "isRunOnce": True})
+        return Reply(200, self.scripts[-1])
 
     @route("PUT", "/startup-scripts/{id}", query="", body="name script isRunOnce isEnabled description")
-    def set_script(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def set_script(self, request: Request, at: Mapping[str, str]) -> Reply:
         (found,) = [row for row in self.scripts if row["id"] == at["id"]]
-        found["name"] = asked.body["name"]
-        return Told(200, found)
+        found["name"] = request.body["name"]
+        return Reply(200, found)
 
     @route("GET", "/private-networks", query=f"{LIST} region")
-    def list_networks(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, self.networks)
+    def list_networks(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, self.networks)
 
     @route("POST", "/private-networks", query="", body="name region migrateMachines")
-    def add_network(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        row = {"id": f"n{len(self.networks)}", **asked.body, "network": "10.0.0.0", "netmask": "255.0.0.0"}
+    def add_network(self, request: Request, at: Mapping[str, str]) -> Reply:
+        row = {"id": f"n{len(self.networks)}", **request.body, "network": "10.0.0.0", "netmask": "255.0.0.0"}
         self.networks.append({**row, "dtCreated": self.iso(0)})
-        return Told(200, self.networks[-1])
+        return Reply(200, self.networks[-1])
 
     @route("DELETE", "/private-networks/{id}", query="")
-    def delete_network(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_network(self, request: Request, at: Mapping[str, str]) -> Reply:
         self.networks = [row for row in self.networks if row["id"] != at["id"]]
-        return Told(200, {"id": at["id"]})
+        return Reply(200, {"id": at["id"]})
 
-    def _route(self, asked: Asked) -> Told:
-        return self.unknown_route(asked) if self.retired else super()._route(asked)
+    def _route(self, request: Request) -> Reply:
+        return self.unknown_route(request) if self.retired else super()._route(request)
 
     @route("GET", "/machines", query=f"{LIST} region agentType machineType")
-    def list_machines(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, [self.machine(i) for i in self.listed()])
+    def list_machines(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, [self.machine(i) for i in self.listed()])
 
     @route(
         "POST", "/machines", query="",
         body=f"{MACHINE} accessorIds emailPassword enableNvlink region startOnCreate startupScriptId templateId"
         " takeInitialSnapshot",
     )  # fmt: skip
-    def create_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        body = asked.body
+    def create_machine(self, request: Request, at: Mapping[str, str]) -> Reply:
+        body = request.body
         if not {"name", "machineType", "templateId", "region", "diskSize"} <= set(body):
             return error(400, "BAD_REQUEST", "missing fields")
         gpu, _, count = body["machineType"].partition("x")
@@ -161,21 +161,21 @@ class PaperspaceTeam(Emulator):
         return self.changed(made, 200 if self.wraps else 201)
 
     @route("GET", "/machines/{id}", query="")
-    def get_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, self.machine(self.need(at["id"])))
+    def get_machine(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, self.machine(self.need(at["id"])))
 
     @route("PUT", "/machines/{id}", query="", body=f"{MACHINE} restorePointSnapshotId")
-    def update_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def update_machine(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
-        self.own[i.id]["order"] = self.own[i.id]["order"] | asked.body
+        self.own[i.id]["order"] = self.own[i.id]["order"] | request.body
         return self.changed(i, 200)
 
     @route("GET", "/auth/session", query="")
-    def session(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"user": {"id": "u1"}, "team": {"id": f"team{self.user}", "isPrivate": True}})
+    def session(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"user": {"id": "u1"}, "team": {"id": f"team{self.user}", "isPrivate": True}})
 
     @route("DELETE", "/machines/{id}", query="")
-    def delete_machine(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_machine(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
         if self.deletes_running and i.state is not _S.STOPPED:
             self.cloud.inject(i.id, CloudFault(kind="vanish"))
@@ -184,10 +184,10 @@ class PaperspaceTeam(Emulator):
             self.cloud.terminate(i.id)
         except Conflict:
             return error(400, "BAD_REQUEST", "Machine must be off")
-        return self.changed(i, 200) if self.wraps else Told(204)
+        return self.changed(i, 200) if self.wraps else Reply(204)
 
     @route("PATCH", "/machines/{id}/start", query="", body="")
-    def start(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def start(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
         try:
             self.cloud.start(i.id)
@@ -197,14 +197,14 @@ class PaperspaceTeam(Emulator):
         return self.changed(self.need(i.id), 200)
 
     @route("PATCH", "/machines/{id}/stop", query="", body="")
-    def stop(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def stop(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
         self.cloud.stop(i.id)
         return self.changed(self.need(i.id), 200)
 
-    def changed(self, i: Instance, status: int) -> Told:
+    def changed(self, i: Instance, status: int) -> Reply:
         shown = self.machine(i)
-        return Told(
+        return Reply(
             status,
             {"event": {"id": "e1", "name": "start", "state": "new", "machineId": i.id}, "data": shown}
             if self.wraps
@@ -261,7 +261,7 @@ PLATFORM = Platform(
     lists=r"^GET /machines$",
     gets=r"^GET /machines/",
     ends=r"^DELETE /machines/",
-    says_nothing=lambda status, body: body.get("items") == [] and body.get("hasMore") is False,
+    reports_no_instances=lambda status, body: body.get("items") == [] and body.get("hasMore") is False,
     spec=("paperspace-machines.openapi.yaml", ""),
     gaps=(
         "state: 'off' is not one of",  # YAML parsed off as false

@@ -11,28 +11,28 @@ from typing import Any, Literal
 import clouds
 from clouds.base import Emulator
 from clouds.boxes import Machines
-from gpuwarden.providers._rented import Rented
+from gpuwarden.providers._rented import HttpProvider
 
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """One platform: its emulator, its provider, its requests, and the facts that its documentation states.
 
-    `creates`, `lists`, `gets`, `ends` and `asks_balance` match the lines of these requests (`POST /pods`);
-    `asks_balance` is None if the API reports no balance. `says_nothing` returns whether a reply, its status and its
-    JSON object, reports that there are no instances, or that the instance does not exist.
+    `creates`, `lists`, `gets`, `ends` and `gets_balance` match the lines of these requests (`POST /pods`);
+    `gets_balance` is None if the API reports no balance. `reports_no_instances` returns whether a reply, its status and
+    its JSON object, reports that there are no instances, or that the instance does not exist.
     """
 
     name: str
     account: type[Emulator]
-    provider: type[Rented]
+    provider: type[HttpProvider]
     gpu: str = "H100"
     creates: str
     lists: str
     gets: str
     ends: str
-    asks_balance: str | None = None
-    says_nothing: Callable[[int, dict[str, Any]], bool]
+    gets_balance: str | None = None
+    reports_no_instances: Callable[[int, dict[str, Any]], bool]
     names_account: bool = True
     """Whether the API identifies the account of a key."""
     ident: str = "abc123"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clouds.base import PUBLIC_KEY, Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import PUBLIC_KEY, Emulator, Refuse, Reply, Request, alive, route
 from clouds.boxes import Machines
 from clouds.platform import Platform
 from gpuwarden.core.errors import NoCapacity
@@ -40,12 +40,12 @@ DISK_USD = 0.0001
 """The hourly price of a gigabyte of disk beyond the disk that an offer includes."""
 
 
-def error(status: int, detail: str) -> Told:
-    return Told(status, {"detail": detail})
+def error(status: int, detail: str) -> Reply:
+    return Reply(status, {"detail": detail})
 
 
-def invalid(param: str, details: str) -> Told:
-    return Told(422, {"errors": [{"param": param, "details": details}]})
+def invalid(param: str, details: str) -> Reply:
+    return Reply(422, {"errors": [{"param": param, "details": details}]})
 
 
 def spec(default: int | None, least: int | None = None, most: int | None = None, usd: float | None = None) -> Any:
@@ -86,44 +86,44 @@ class PrimeAccount(Emulator):
             "isPrimary": not self.keys, "isUserKey": True,
         }  # fmt: skip
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         return error(401, "Invalid API key")
 
-    def unknown_route(self, asked: Asked) -> Told:
+    def unknown_route(self, request: Request) -> Reply:
         return error(404, "Not Found")
 
-    def limited(self) -> Told:
+    def limited(self) -> Reply:
         return error(429, "Rate limit exceeded")
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         return invalid(names, "unknown field")
 
-    def _route(self, asked: Asked) -> Told:
+    def _route(self, request: Request) -> Reply:
         """Also serve the path with the API's prefix, which clients append themselves."""
-        return super()._route(replace(asked, path=asked.path.removeprefix("/api/v1")))
+        return super()._route(replace(request, path=request.path.removeprefix("/api/v1")))
 
-    def page(self, asked: Asked, rows: Sequence[Mapping[str, Any]]) -> Told:
-        offset, limit = int(asked.query.get("offset", 0)), min(int(asked.query.get("limit", 100)), 100)
+    def page(self, request: Request, rows: Sequence[Mapping[str, Any]]) -> Reply:
+        offset, limit = int(request.query.get("offset", 0)), min(int(request.query.get("limit", 100)), 100)
         page = rows[offset : offset + limit]
-        return Told(200, {"data": page, "total_count": len(rows), "offset": offset, "limit": limit})
+        return Reply(200, {"data": page, "total_count": len(rows), "offset": offset, "limit": limit})
 
     # ----------------------------------------------------------------------------------------------------------- pods
 
     @route("GET", "/pods", query=LIST)
-    def list_pods(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, [self.pod(i) for i in self.listed()])
+    def list_pods(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, [self.pod(i) for i in self.listed()])
 
     @route(
         "POST", "/pods", query="", body="pod provider disks team team_member_ids shared_with_team"
         " teamMemberIds sharedWithTeam",  # the command line spells the last two differently
     )  # fmt: skip
-    def create_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        order, provider = asked.body.get("pod", {}), (asked.body.get("provider") or {}).get("type")
+    def create_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
+        order, provider = request.body.get("pod", {}), (request.body.get("provider") or {}).get("type")
         if odd := sorted(set(order) - POD_FIELDS) or sorted(n for n in POD_REQUIRED if order.get(n) is None):
             return invalid(f"body.pod.{odd[0]}", "unknown field, or a required one is missing")
         match = [o for o in self.offers() if o["cloudId"] == order["cloudId"] and o["provider"] == provider]
         key = order.get("sshKeyId", self.keys[0]["id"])
-        team = (asked.body.get("team") or {}).get("teamId")
+        team = (request.body.get("team") or {}).get("teamId")
         if not match or key not in {k["id"] for k in self.keys} or team not in {None, *self.teams}:
             return error(422, "Invalid pod configuration")
         disk, size = match[0]["disk"], order.get("diskSize")
@@ -137,16 +137,16 @@ class PrimeAccount(Emulator):
             made = self.rent(order.get("name") or "", resources, order=order, provider=provider, team=team, usd=usd)
         except NoCapacity:
             return error(400, "The selected configuration is no longer available")
-        return Told(200, self.pod(made))
+        return Reply(200, self.pod(made))
 
     @route("GET", "/pods/history", query=f"{LIST} sort_by sort_order")
-    def history(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def history(self, request: Request, at: Mapping[str, str]) -> Reply:
         gone = [i for ident in self.own if (i := self.see(ident)) is not None and not alive(i)]
-        return self.page(asked, [self.past(i) for i in gone])
+        return self.page(request, [self.past(i) for i in gone])
 
     @route("GET", "/pods/status", query="pod_ids")
-    def pod_status(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        pods = [self.pod(self.need(ident)) for ident in asked.query.get("pod_ids", "").split(",") if ident]
+    def pod_status(self, request: Request, at: Mapping[str, str]) -> Reply:
+        pods = [self.pod(self.need(ident)) for ident in request.query.get("pod_ids", "").split(",") if ident]
         names = (
             "providerType",
             "status",
@@ -156,17 +156,17 @@ class PrimeAccount(Emulator):
             "installationFailure",
             "priceHr",
         )
-        return Told(200, {"data": [{"podId": pod["id"], **{n: pod[n] for n in names}} for pod in pods]})
+        return Reply(200, {"data": [{"podId": pod["id"], **{n: pod[n] for n in names}} for pod in pods]})
 
     @route("GET", "/pods/{id}", query="")
-    def get_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, self.pod(self.need(at["id"])))
+    def get_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, self.pod(self.need(at["id"])))
 
     @route("DELETE", "/pods/{id}", query="")
-    def delete_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
         self.cloud.terminate(i.id)
-        return Told(200, {"status": "DELETING"})
+        return Reply(200, {"status": "DELETING"})
 
     def need(self, ident: str) -> Instance:
         found = self.see(ident)
@@ -246,43 +246,43 @@ class PrimeAccount(Emulator):
         }
 
     @route("GET", "/availability/gpus", query=FILTERS)
-    def availability(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def availability(self, request: Request, at: Mapping[str, str]) -> Reply:
         same = {"gpu_count": "gpuCount", "gpu_type": "gpuType", "socket": "socket", "security": "security",
                 "data_center_id": "dataCenter", "cloud_id": "cloudId"}  # fmt: skip
-        wanted = [(same[name], value) for name, value in asked.query.items() if name in same]
+        wanted = [(same[name], value) for name, value in request.query.items() if name in same]
         rows = [] if self.full() else [o for o in self.offers() if all(str(o[n]) == value for n, value in wanted)]
-        if regions := asked.query.get("regions"):
+        if regions := request.query.get("regions"):
             rows = [o for o in rows if o["region"] in regions.split(",")]
-        page = int(asked.query.get("page", 1))
-        size = min(int(asked.query.get("page_size", 100)), self.most_rows)
-        return Told(200, {"items": rows[(page - 1) * size : page * size], "totalCount": len(rows)})
+        page = int(request.query.get("page", 1))
+        size = min(int(request.query.get("page_size", 100)), self.most_rows)
+        return Reply(200, {"items": rows[(page - 1) * size : page * size], "totalCount": len(rows)})
 
     @route("GET", "/availability/multi-node", query=FILTERS)
-    def multi_node(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"items": [], "totalCount": 0})
+    def multi_node(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"items": [], "totalCount": 0})
 
     @route("GET", "/availability/gpu-summary", query="")
-    def summary(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {gpu: {"1": {"cheapest": None}} for gpu in self.prices})
+    def summary(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {gpu: {"1": {"cheapest": None}} for gpu in self.prices})
 
     @route("GET", "/availability/disks", query="page page_size regions data_center_id cloud_id")
-    def disk_offers(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def disk_offers(self, request: Request, at: Mapping[str, str]) -> Reply:
         row = {
             "cloudId": "US-1", "provider": "runpod", "dataCenter": "US-1", "country": "US", "region": "united_states",
             "spec": spec(100, 10, 4000, DISK_USD), "stockStatus": "Available", "security": "secure_cloud",
             "isMultinode": True,
         }  # fmt: skip
-        return Told(200, {"items": [row], "totalCount": 1})
+        return Reply(200, {"items": [row], "totalCount": 1})
 
     # ------------------------------------------------------------------------------------------- disks, keys, accounts
 
     @route("GET", "/disks", query=LIST)
-    def disks(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, self.disk_rows)
+    def disks(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, self.disk_rows)
 
     @route("POST", "/disks", query="", body="disk provider team")
-    def add_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        asks, provider = asked.body.get("disk") or {}, (asked.body.get("provider") or {}).get("type")
+    def add_disk(self, request: Request, at: Mapping[str, str]) -> Reply:
+        asks, provider = request.body.get("disk") or {}, (request.body.get("provider") or {}).get("type")
         if set(asks) - {"size", "name", "country", "cloudId", "dataCenterId"} or not asks.get("size") or not provider:
             return invalid("body.disk", "unknown field, or the size or the provider is missing")
         now = self.iso(self.clock.now())
@@ -292,10 +292,10 @@ class PrimeAccount(Emulator):
             "terminatedAt": None, "status": "ACTIVE", "providerType": provider, "size": asks["size"],
             "info": {"country": asks.get("country"), "dataCenterId": asks.get("dataCenterId")}, "priceHr": usd,
             "stoppedPriceHr": usd, "provisioningPriceHr": 0, "userId": f"user{self.user}",
-            "teamId": (asked.body.get("team") or {}).get("teamId"), "walletId": "w1", "pods": [], "clusters": [],
+            "teamId": (request.body.get("team") or {}).get("teamId"), "walletId": "w1", "pods": [], "clusters": [],
         }  # fmt: skip
         self.disk_rows.append(row)
-        return Told(200, row)
+        return Reply(200, row)
 
     def disk(self, ident: str) -> dict[str, Any]:
         found = next((d for d in self.disk_rows if d["id"] == ident), None)
@@ -304,53 +304,53 @@ class PrimeAccount(Emulator):
         return found
 
     @route("GET", "/disks/{id}", query="")
-    def get_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, self.disk(at["id"]))
+    def get_disk(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, self.disk(at["id"]))
 
     @route("PATCH", "/disks/{id}", query="", body="name")
-    def rename_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def rename_disk(self, request: Request, at: Mapping[str, str]) -> Reply:
         found = self.disk(at["id"])
-        found["name"] = asked.body["name"]
-        return Told(200, found)
+        found["name"] = request.body["name"]
+        return Reply(200, found)
 
     @route("DELETE", "/disks/{id}", query="")
-    def delete_disk(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_disk(self, request: Request, at: Mapping[str, str]) -> Reply:
         self.disk_rows.remove(self.disk(at["id"]))
-        return Told(200, {"status": "DELETING"})
+        return Reply(200, {"status": "DELETING"})
 
     @route("GET", "/billing/wallet", query=f"{LIST} teamId")
-    def wallet(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        team = asked.query.get("teamId")
+    def wallet(self, request: Request, at: Mapping[str, str]) -> Reply:
+        team = request.query.get("teamId")
         if team not in {None, *self.teams}:
             return error(403, "Not a member of this team")
         money = self.money if team is None else self.team_money
-        told = {"wallet_id": "w1", "balance_usd": money, "currency": "USD", "total_billings": 0}
-        return Told(200, {**told, "recent_billings": [], "team_id": team})
+        reply = {"wallet_id": "w1", "balance_usd": money, "currency": "USD", "total_billings": 0}
+        return Reply(200, {**reply, "recent_billings": [], "team_id": team})
 
     @route("GET", "/user/whoami", query="teamId")
-    def whoami(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"data": {"id": f"user{self.user}", "email": "me@example.com", "name": "Me", "scope": {}}})
+    def whoami(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"data": {"id": f"user{self.user}", "email": "me@example.com", "name": "Me", "scope": {}}})
 
     @route("GET", "/user/teams", query=LIST)
-    def list_teams(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def list_teams(self, request: Request, at: Mapping[str, str]) -> Reply:
         rest = {"name": "Team", "slug": "team", "role": "ADMIN", "createdAt": self.iso(0)}
-        return self.page(asked, [{"teamId": team, **rest} for team in self.teams])
+        return self.page(request, [{"teamId": team, **rest} for team in self.teams])
 
     @route("GET", "/ssh_keys", query=LIST)
-    def ssh_keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return self.page(asked, self.keys)
+    def ssh_keys(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return self.page(request, self.keys)
 
     @route("POST", "/ssh_keys", query="", body="name publicKey")
-    def add_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.keys.append(self.key_row(asked.body["name"], asked.body["publicKey"]))
-        return Told(200, self.keys[-1])
+    def add_key(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.keys.append(self.key_row(request.body["name"], request.body["publicKey"]))
+        return Reply(200, self.keys[-1])
 
 
 def _take_key(account: PrimeAccount, machines: Machines) -> None:
     account.keys[1]["publicKey"] = machines.key
 
 
-def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+def _reports_no_instances(status: int, body: dict[str, Any]) -> bool:
     if status == 404:
         return isinstance(body.get("detail"), str)
     return body.get("data") == [] and body.get("total_count", 1) <= 0
@@ -362,8 +362,8 @@ PLATFORM = Platform(
     lists=r"^GET /pods/$",
     gets=r"^GET /pods/[^/]+$",
     ends=r"^DELETE /pods/",
-    asks_balance=r"^GET /billing/wallet$",
-    says_nothing=_says_nothing,
+    gets_balance=r"^GET /billing/wallet$",
+    reports_no_instances=_reports_no_instances,
     spec=("prime-intellect.openapi.yaml", "/api/v1"),
     gaps=("status 404",),  # the description has no reply for it
     facts={

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import Asked, Refuse, Told, alive, route
+from clouds.base import Refuse, Reply, Request, alive, route
 from clouds.platform import Platform
 from clouds.runpod_graph import STATUS, OlderInterface, displayed
 from clouds.runpod_schema import DATA_CENTER
@@ -38,8 +38,8 @@ PARAMETERS = {
 }
 
 
-def problem(status: int, title: str, detail: str, **more: Any) -> Told:
-    return Told(status, {"title": title, "status": status, "detail": detail, **more}, type="application/problem+json")
+def problem(status: int, title: str, detail: str, **more: Any) -> Reply:
+    return Reply(status, {"title": title, "status": status, "detail": detail, **more}, type="application/problem+json")
 
 
 class RunPodCloud(OlderInterface):
@@ -55,44 +55,44 @@ class RunPodCloud(OlderInterface):
         self.cluster_pods: list[str] = []
         self.spends: float | None = 0.0
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         return problem(401, "Unauthorized", "missing bearer token")
 
-    def unknown_route(self, asked: Asked) -> Told:
-        if asked.path.startswith("/v1/"):
+    def unknown_route(self, request: Request) -> Reply:
+        if request.path.startswith("/v1/"):
             return problem(410, "Gone", "REST v1 was retired on 2026-11-15; use v2")
         return problem(404, "Not Found", "route not found")
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         return problem(400, "Bad Request", f"unknown property {names}")
 
-    def limited(self) -> Told:
-        told = problem(429, "Too Many Requests", "rate limit exceeded for the minute window")
-        told.headers["Retry-After"] = "12"
-        return told
+    def limited(self) -> Reply:
+        reply = problem(429, "Too Many Requests", "rate limit exceeded for the minute window")
+        reply.headers["Retry-After"] = "12"
+        return reply
 
-    def authorized(self, asked: Asked) -> bool:
+    def authorized(self, request: Request) -> bool:
         """Return whether a key is accepted. GPU prices are public in GraphQL; a wrong key is refused everywhere."""
-        return super().authorized(asked) or (asked.path == "/graphql" and "authorization" not in asked.headers)
+        return super().authorized(request) or (request.path == "/graphql" and "authorization" not in request.headers)
 
     @staticmethod
-    def parameters(asked: Asked) -> None:
+    def parameters(request: Request) -> None:
         """Raise Refuse for a parameter that the description lacks."""
-        if unknown := sorted(set(asked.query) - PARAMETERS.get(asked.path.rstrip("/"), set())):
+        if unknown := sorted(set(request.query) - PARAMETERS.get(request.path.rstrip("/"), set())):
             errors = [f"{name}: unknown parameter" for name in unknown]
             raise Refuse(problem(400, "Bad Request", "Request validation failed.", errors=errors))
 
     # ---------------------------------------------------------------------------------------------------------- pods
 
     @route("GET", "/pods")
-    def list_pods(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.parameters(asked)
-        hidden = set() if asked.query.get("includeClusterPods") == "true" else set(self.cluster_pods)
-        return Told(200, {"pods": [self.pod(i) for i in self.listed() if i.id not in hidden]})
+    def list_pods(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.parameters(request)
+        hidden = set() if request.query.get("includeClusterPods") == "true" else set(self.cluster_pods)
+        return Reply(200, {"pods": [self.pod(i) for i in self.listed() if i.id not in hidden]})
 
     @route("POST", "/pods")
-    def create_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        body = asked.body
+    def create_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
+        body = request.body
         extra = sorted(set(body) - CREATE_FIELDS)
         if extra or not body.get("name"):
             errors = [f"$: additional properties '{e}' not allowed" for e in extra] or ["$.name: required"]
@@ -109,7 +109,7 @@ class RunPodCloud(OlderInterface):
         if body.get("cloud") == "COMMUNITY" and ("network" in mounts or body.get("dataCenterIds")):
             return problem(400, "Bad Request", "network volumes and data centers are of the secure cloud")
         try:
-            return Told(201, self.pod(self.deploy(body)))
+            return Reply(201, self.pod(self.deploy(body)))
         except NoCapacity:
             return problem(400, "Bad Request", "There are no longer any instances available with the requested specs")
 
@@ -122,27 +122,27 @@ class RunPodCloud(OlderInterface):
         return self.rent(order["name"], resources, order=order, started=self.clock.now(), locked=False, **own)
 
     @route("GET", "/pods/{id}")
-    def get_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, self.pod(self.need(at["id"])))
+    def get_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, self.pod(self.need(at["id"])))
 
     @route("PATCH", "/pods/{id}")
-    def patch_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def patch_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
         pod = self.need(at["id"])
-        self.own[pod.id]["locked"] = asked.body.get("locked", self.own[pod.id]["locked"])
-        return Told(200, self.pod(pod))
+        self.own[pod.id]["locked"] = request.body.get("locked", self.own[pod.id]["locked"])
+        return Reply(200, self.pod(pod))
 
     @route("DELETE", "/pods/{id}")
-    def delete_pod(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def delete_pod(self, request: Request, at: Mapping[str, str]) -> Reply:
         pod = self.need(at["id"])
         if pod.id in self.cluster_pods:
             return problem(409, "Conflict", "pod belongs to a cluster")
         self.cloud.terminate(pod.id)
-        return Told(204)
+        return Reply(204)
 
     @route("POST", "/pods/{id}/action")
-    def act(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        pod, action = self.need(at["id"]), asked.body.get("action")
-        if action not in {"start", "stop", "restart", "terminate"} or set(asked.body) != {"action"}:
+    def act(self, request: Request, at: Mapping[str, str]) -> Reply:
+        pod, action = self.need(at["id"]), request.body.get("action")
+        if action not in {"start", "stop", "restart", "terminate"} or set(request.body) != {"action"}:
             return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["$.action: not allowed"])
         if action not in ACTIONS[STATUS[pod.state]]:
             return problem(409, "Conflict", f"action {action} is not valid for status {STATUS[pod.state]}")
@@ -157,10 +157,10 @@ class RunPodCloud(OlderInterface):
                 self.cloud.stop(pod.id)
             elif action == "terminate":
                 self.cloud.terminate(pod.id)
-                return Told(204)
+                return Reply(204)
         except (Conflict, NotFound) as error:
             return problem(409, "Conflict", error.message)
-        return Told(200, self.pod(self.need(pod.id)))
+        return Reply(200, self.pod(self.need(pod.id)))
 
     def need(self, ident: str) -> Instance:
         found = self.see(ident)
@@ -213,11 +213,11 @@ class RunPodCloud(OlderInterface):
     # ------------------------------------------------------------------------------------------------------- the rest
 
     @route("GET", "/catalog/gpus")
-    def gpu_types(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.parameters(asked)
-        if (asked.query.get("include") == "AVAILABILITY") != ("product" in asked.query):
+    def gpu_types(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.parameters(request)
+        if (request.query.get("include") == "AVAILABILITY") != ("product" in request.query):
             return problem(400, "Bad Request", "include=AVAILABILITY and product go together")
-        if asked.query.get("cloud", "SECURE") not in {"SECURE", "COMMUNITY"}:
+        if request.query.get("cloud", "SECURE") not in {"SECURE", "COMMUNITY"}:
             return problem(422, "Unprocessable Entity", "Request validation failed.", errors=["cloud"])
         full = self.cloud.settings.capacity == 0
         kinds = [
@@ -235,28 +235,28 @@ class RunPodCloud(OlderInterface):
             }
             for name, usd in self.prices.items()
         ]
-        return Told(200, {"gpus": kinds})
+        return Reply(200, {"gpus": kinds})
 
     @route("GET", "/network-volumes")
-    def network_volumes(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"networkVolumes": self.volumes})
+    def network_volumes(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"networkVolumes": self.volumes})
 
     @route("GET", "/account/ssh-keys")
-    def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"keys": self.ssh_keys})
+    def keys(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"keys": self.ssh_keys})
 
     @route("GET", "/billing/pods")
-    def billing(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        self.parameters(asked)
-        ident = asked.query.get("podId", "")
+    def billing(self, request: Request, at: Mapping[str, str]) -> Reply:
+        self.parameters(request)
+        ident = request.query.get("podId", "")
         pod = self.see(ident) if ident in self.own else None
         cost = (pod.cost_usd or 0.0) if pod else 0.0
         amounts = {"totalAmount": cost, "gpuAmount": cost, "cpuAmount": 0, "diskAmount": 0}
         span = {"startTime": self.iso(0), "endTime": self.iso(self.clock.now())}
         records = [{**span, "podId": ident, **amounts}] if pod else []
-        query = {**span, "bucketSize": asked.query.get("bucketSize", "day"), "podId": ident}
+        query = {**span, "bucketSize": request.query.get("bucketSize", "day"), "podId": ident}
         meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": amounts}
-        return Told(200, {"records": records, "metadata": meta})
+        return Reply(200, {"records": records, "metadata": meta})
 
 
 PLATFORM = Platform(
@@ -265,8 +265,8 @@ PLATFORM = Platform(
     lists=r"^GET /pods$",
     gets=r"^GET /pods/",
     ends=r"^DELETE /pods/",
-    asks_balance=r"^POST /graphql query$",
-    says_nothing=lambda status, body: body.get("status") == 404 if status == 404 else body.get("pods") == [],
+    gets_balance=r"^POST /graphql query$",
+    reports_no_instances=lambda status, body: body.get("status") == 404 if status == 404 else body.get("pods") == [],
     spec=("runpod-v2.openapi.json", "/v2"),
     gaps=("POST /graphql query: no such route",),  # the older interface
     durable="out",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import Asked, Emulator, Told, alive, route
+from clouds.base import Emulator, Reply, Request, alive, route
 from clouds.runpod_schema import DATA_CENTER, execute, gpu_type, moment, order_of, pod, refuse
 from gpuwarden.core.errors import NoCapacity
 from gpuwarden.core.models import Instance, InstanceState
@@ -34,12 +34,12 @@ class OlderInterface(Emulator):
         """Rent a Pod. Raises NoCapacity."""
         raise NotImplementedError
 
-    def act(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def act(self, request: Request, at: Mapping[str, str]) -> Reply:
         """Carry out an action of REST v2."""
         raise NotImplementedError
 
     @route("POST", "/graphql")
-    def graphql(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def graphql(self, request: Request, at: Mapping[str, str]) -> Reply:
         """Serve GraphQL, which answers refused requests with status 200 and `errors`."""
         kinds = [gpu_type(n, displayed(n), usd, stock=not self.full()) for n, usd in self.prices.items()]
         places = [
@@ -57,10 +57,10 @@ class OlderInterface(Emulator):
             "dataCenters": places,
             "countryCodes": ["RO"],
         }
-        if "authorization" not in asked.headers:
-            return execute(asked, public)
+        if "authorization" not in request.headers:
+            return execute(request, public)
         return execute(
-            asked,
+            request,
             {
                 **public,
                 "myself": self.myself,
@@ -120,7 +120,7 @@ class OlderInterface(Emulator):
         seen = self.see(ident) if ident in self.own else None
         if not alive(seen):
             raise refuse("pod not found")
-        done = self.act(Asked("POST", f"/pods/{ident}/action", {}, {}, {"action": verb}), {"id": ident})
+        done = self.act(Request("POST", f"/pods/{ident}/action", {}, {}, {"action": verb}), {"id": ident})
         if done.status >= 400:
             raise refuse(done.body["detail"])
         return self.old_pod(ident, missing=None)

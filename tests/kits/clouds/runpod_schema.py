@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from graphql import GraphQLError, GraphQLSchema, build_schema, graphql_sync
 
-from clouds.base import Asked, Told
+from clouds.base import Reply, Request
 from gpuwarden.core.models import Instance, InstanceState
 
 _S = InstanceState
@@ -101,17 +101,17 @@ def schema() -> GraphQLSchema:
     return build_schema(SCHEMA)
 
 
-def execute(asked: Asked, answers: Answers) -> Told:
+def execute(request: Request, answers: Answers) -> Reply:
     """Answer one request from `answers`, which maps each root field to a value or a function of the input."""
-    body = asked.body if isinstance(asked.body, dict) else {}
+    body = request.body if isinstance(request.body, dict) else {}
     if set(body) - {"query", "variables", "operationName"} or not isinstance(body.get("query"), str):
-        return Told(400, {"errors": [{"message": "Must provide query string."}]})
+        return Reply(400, {"errors": [{"message": "Must provide query string."}]})
     roots = {name: _resolver(value) if callable(value) else value for name, value in answers.items()}
     done = graphql_sync(schema(), body["query"], root_value=roots, variable_values=body.get("variables") or {})
-    told: dict[str, Any] = {} if done.data is None else {"data": done.data}  # refused before execution
+    reply: dict[str, Any] = {} if done.data is None else {"data": done.data}  # refused before execution
     if done.errors:
-        told["errors"] = [{"message": error.message, "path": error.path} for error in done.errors]
-    return Told(200, told)
+        reply["errors"] = [{"message": error.message, "path": error.path} for error in done.errors]
+    return Reply(200, reply)
 
 
 def _resolver(answer: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:

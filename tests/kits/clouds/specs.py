@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from clouds.base import Asked, Told
+from clouds.base import Reply, Request
 
 
 class Spec:
@@ -26,37 +26,39 @@ class Spec:
         resource = Resource(contents=self.document, specification=DRAFT202012)
         self.registry: Registry[Any] = Registry().with_resource("urn:spec", resource)
 
-    def faults(self, asked: Asked, told: Told) -> list[str]:
+    def faults(self, request: Request, reply: Reply) -> list[str]:
         """Return a reply's faults; a route that the document lacks is a fault too."""
-        found = self._operation(asked)
+        found = self._operation(request)
         if found is None:
-            return [f"{asked.line}: no such route"]
+            return [f"{request.line}: no such route"]
         path, operation = found
         responses = operation["responses"]
-        status = str(told.status) if str(told.status) in responses else "default"
+        status = str(reply.status) if str(reply.status) in responses else "default"
         if status not in responses:
-            return [f"{asked.line}: status {told.status} is not described"]
-        pointer = f"#/paths/{escape(path)}/{asked.method.lower()}/responses/{status}"
+            return [f"{request.line}: status {reply.status} is not described"]
+        pointer = f"#/paths/{escape(path)}/{request.method.lower()}/responses/{status}"
         response = responses[status]
         if "$ref" in response:
             pointer = response["$ref"]
             response = self.at(pointer)
         content = response.get("content", {})
         if not content:
-            return [] if told.body is None or told.status >= 400 else [f"{asked.line}: a body where none is described"]
-        kind = told.type if told.type in content else next(iter(content))
-        return list(self._compare(asked, told, f"urn:spec{pointer}/content/{escape(kind)}/schema"))
+            return (
+                [] if reply.body is None or reply.status >= 400 else [f"{request.line}: a body where none is described"]
+            )
+        kind = reply.type if reply.type in content else next(iter(content))
+        return list(self._compare(request, reply, f"urn:spec{pointer}/content/{escape(kind)}/schema"))
 
-    def _compare(self, asked: Asked, told: Told, ref: str) -> Iterator[str]:
-        for error in Draft202012Validator({"$ref": ref}, registry=self.registry).iter_errors(told.body):
-            yield f"{asked.line} -> {told.status}: {'.'.join(map(str, error.absolute_path))}: {error.message[:200]}"
+    def _compare(self, request: Request, reply: Reply, ref: str) -> Iterator[str]:
+        for error in Draft202012Validator({"$ref": ref}, registry=self.registry).iter_errors(reply.body):
+            yield f"{request.line} -> {reply.status}: {'.'.join(map(str, error.absolute_path))}: {error.message[:200]}"
 
-    def _operation(self, asked: Asked) -> tuple[str, dict[str, Any]] | None:
-        whole = (self.prefix + asked.path).rstrip("/")
+    def _operation(self, request: Request) -> tuple[str, dict[str, Any]] | None:
+        whole = (self.prefix + request.path).rstrip("/")
         for path, methods in sorted(self.document["paths"].items(), key=lambda p: p[0].count("{")):
             pattern = re.sub(r"\{\w+\}", "[^/]+", path.rstrip("/"))
-            if asked.method.lower() in methods and re.fullmatch(pattern, whole):
-                return path, methods[asked.method.lower()]
+            if request.method.lower() in methods and re.fullmatch(pattern, whole):
+                return path, methods[request.method.lower()]
         return None
 
     def at(self, pointer: str) -> Any:

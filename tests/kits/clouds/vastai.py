@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from clouds.base import Asked, Refuse, Told, route
+from clouds.base import Refuse, Reply, Request, route
 from clouds.platform import Platform
 from clouds.vastai_instances import VastInstances
 from clouds.vastai_market import COUNTS, HARDWARE, STORAGE_USD, conditions, error, not_a_key, offers
@@ -48,22 +48,22 @@ class VastCloud(VastInstances):
     def inner(self, ident: str) -> str:
         return self.numbered(ident)
 
-    def authorized(self, asked: Asked) -> bool:
+    def authorized(self, request: Request) -> bool:
         """Return whether a key is accepted. Offers, GPU names and logs are public; a wrong key is always refused."""
-        public = re.match(r"(POST /api/v0/bundles|GET /api/v0/gpu_names/|GET /logs/)", asked.line)
-        return super().authorized(asked) or (public is not None and "authorization" not in asked.headers)
+        public = re.match(r"(POST /api/v0/bundles|GET /api/v0/gpu_names/|GET /logs/)", request.line)
+        return super().authorized(request) or (public is not None and "authorization" not in request.headers)
 
-    def unauthorized(self) -> Told:
+    def unauthorized(self) -> Reply:
         return error(404 if self.bad_key_is_404 else 401, "auth_error", "Invalid user key")
 
-    def unknown_route(self, asked: Asked) -> Told:
+    def unknown_route(self, request: Request) -> Reply:
         return error(404, "not_found_route", "no such route")
 
-    def undescribed(self, names: str) -> Told:
+    def undescribed(self, names: str) -> Reply:
         return error(400, "invalid_args", f"unknown {names}")
 
-    def limited(self) -> Told:
-        return Told(429, {"detail": "API requests too frequent endpoint threshold=4.5"})
+    def limited(self) -> Reply:
+        return Reply(429, {"detail": "API requests too frequent endpoint threshold=4.5"})
 
     # -------------------------------------------------------------------------------------------------------- offers
 
@@ -95,31 +95,31 @@ class VastCloud(VastInstances):
             yield from (self.offer(gpu, count, bid=bid) for gpu in self.prices for count in COUNTS)
 
     @route("POST", "/api/v0/bundles")
-    def search(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        query = asked.body if asked.body is not None else {}
+    def search(self, request: Request, at: Mapping[str, str]) -> Reply:
+        query = request.body if request.body is not None else {}
         bid = isinstance(query, dict) and query.get("type") == "bid"
-        return Told(200, {"offers": offers(self.market(bid=bid), query)})
+        return Reply(200, {"offers": offers(self.market(bid=bid), query)})
 
     @route("GET", "/api/v0/gpu_names/unique")
-    def gpu_names(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def gpu_names(self, request: Request, at: Mapping[str, str]) -> Reply:
         """Return the names of all GPUs. Not in the description, but the vendor's client requests them."""
-        return Told(200, {"gpu_names": list(self.prices)})
+        return Reply(200, {"gpu_names": list(self.prices)})
 
     @route("PUT", "/api/v0/asks/{id}")
-    def accept(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        number, body = int(at["id"]), self.body(asked, ORDER_FIELDS)
+    def accept(self, request: Request, at: Mapping[str, str]) -> Reply:
+        number, body = int(at["id"]), self.body(request, ORDER_FIELDS)
         self.check_order(body)
         gpu = next((gpu for n, gpu in enumerate(self.prices) if number // 100 == n + 1), None)
         if gpu is None:
             msg = f"error 404/3603: no_such_ask Instance type by id {number} is not available."
-            return Told(404, {"success": False, "error": "invalid_args", "msg": msg, "ask_id": number})
+            return Reply(404, {"success": False, "error": "invalid_args", "msg": msg, "ask_id": number})
         count = number % 100
         if number in self.stale_offers:
             msg = f"error 410/3907: no_such_ask Instance type {number} is no longer available."
-            return Told(410, {"success": False, "error": "no_such_ask", "msg": msg, "ask_id": number})
+            return Reply(410, {"success": False, "error": "no_such_ask", "msg": msg, "ask_id": number})
         bid = body.get("price")
         if bid is not None and (self.makes_underbid or bid < self.least_bid(gpu, count)):
-            return self.underbid(asked, number, gpu)
+            return self.underbid(request, number, gpu)
         resources = Resources(
             gpu=gpu, gpu_count=count, interruptible=bid is not None, durable_storage="volume_info" in body
         )
@@ -127,8 +127,8 @@ class VastCloud(VastInstances):
         try:
             made = self.rent(body.get("label") or "", resources, **own)
         except NoCapacity:
-            return Told(404, {"success": False, "error": "invalid_args", "msg": "error 404/3603: no_such_ask"})
-        return Told(200, {"success": True, "new_contract": self.number(made.id)})
+            return Reply(404, {"success": False, "error": "invalid_args", "msg": "error 404/3603: no_such_ask"})
+        return Reply(200, {"success": True, "new_contract": self.number(made.id)})
 
     @staticmethod
     def check_order(body: dict[str, Any]) -> None:
@@ -142,18 +142,18 @@ class VastCloud(VastInstances):
         if price is not None and not (isinstance(price, int | float) and 0.001 <= price <= 128):
             raise Refuse(error(400, "invalid_price", "Please set a bid price >= 0.001."))
 
-    def underbid(self, asked: Asked, number: int, gpu: str) -> Told:
-        told = {"success": False, "error": "invalid_price", "msg": "bid too low", "ask_id": number}
+    def underbid(self, request: Request, number: int, gpu: str) -> Reply:
+        reply = {"success": False, "error": "invalid_price", "msg": "bid too low", "ask_id": number}
         if not self.makes_underbid:
-            return Told(400, told)
+            return Reply(400, reply)
         wanted = Resources(gpu=gpu, interruptible=True)
-        bid = asked.body["price"]
-        made = self.rent(asked.body["label"], wanted, order=asked.body, gpu=gpu, count=1, bid=bid)
+        bid = request.body["price"]
+        made = self.rent(request.body["label"], wanted, order=request.body, gpu=gpu, count=1, bid=bid)
         self.cloud.stop(made.id)
-        return Told(400, {**told, "new_contract": self.number(made.id)})
+        return Reply(400, {**reply, "new_contract": self.number(made.id)})
 
     @route("GET", "/api/v0/users/current")
-    def user(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def user(self, request: Request, at: Mapping[str, str]) -> Reply:
         """Return the user. The description has only `balance`; the service also returns `credit` and the key itself."""
         shown = {
             "id": self.user,
@@ -165,18 +165,18 @@ class VastCloud(VastInstances):
             "api_key": self.key,
         }
         if self.tells_credit:
-            return Told(200, {**shown, "balance": -3.5, "credit": self.money})
-        return Told(200, {**shown, "balance": self.money})
+            return Reply(200, {**shown, "balance": -3.5, "credit": self.money})
+        return Reply(200, {**shown, "balance": self.money})
 
     @route("GET", "/api/v0/ssh")
-    def keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, self.account_keys)
+    def keys(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, self.account_keys)
 
     @route("GET", "/api/v0/charges")
-    def charges(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        if unknown := set(asked.query) - {"select_filters", "format", "latest_first", "limit", "after_token"}:
+    def charges(self, request: Request, at: Mapping[str, str]) -> Reply:
+        if unknown := set(request.query) - {"select_filters", "format", "latest_first", "limit", "after_token"}:
             raise not_a_key(min(unknown))
-        wanted = conditions(asked.query.get("select_filters", "{}"))
+        wanted = conditions(request.query.get("select_filters", "{}"))
         if unknown := set(wanted) - {"day", "type"}:
             raise not_a_key(min(unknown))
         if not {"gte", "lte"} <= set(wanted.get("day", {})):
@@ -186,10 +186,12 @@ class VastCloud(VastInstances):
             for i in self.own
             if (seen := self.see(i)) is not None
         ]
-        return Told(200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows})
+        return Reply(
+            200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows}
+        )
 
 
-def _says_nothing(status: int, body: dict[str, Any]) -> bool:
+def _reports_no_instances(status: int, body: dict[str, Any]) -> bool:
     if status == 404:
         return body.get("error") in {"not_found", "no_such_instance"}
     return body.get("instances", 0) is None or (body.get("instances") == [] and body.get("total_instances", 1) <= 0)
@@ -201,8 +203,8 @@ PLATFORM = Platform(
     lists=r"^GET /api/v1/instances/$",
     gets=r"^GET /api/v0/instances/",
     ends=r"^DELETE /api/v0/instances/",
-    asks_balance=r"^GET /api/v0/users/current",
-    says_nothing=_says_nothing,
+    gets_balance=r"^GET /api/v0/users/current",
+    reports_no_instances=_reports_no_instances,
     ident="4200001",
     spec=("vastai.openapi.yaml", ""),
     gaps=(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from clouds.base import Asked, Emulator, Refuse, Told, alive, route
+from clouds.base import Emulator, Refuse, Reply, Request, alive, route
 from clouds.vastai_market import HARDWARE, STORAGE_USD, columns, error, listed
 from gpuwarden.core.errors import Conflict, NotFound
 from gpuwarden.core.models import Instance, InstanceState
@@ -26,7 +26,7 @@ STATUS: dict[InstanceState, tuple[str | None, str, str]] = {  # actual_status, i
 }
 
 
-class Text(Told):
+class Text(Reply):
     """A reply that is not JSON."""
 
     def raw(self) -> bytes:
@@ -52,25 +52,25 @@ class VastInstances(Emulator):
         self.unfinished_logs: set[str] = set()
 
     @route("GET", "/api/v0/instances")
-    def old_list(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def old_list(self, request: Request, at: Mapping[str, str]) -> Reply:
         return error(410, "deprecated_endpoint", "use /api/v1/instances/")
 
     @route("GET", "/api/v1/instances")
-    def list_instances(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        limit = int(asked.query.get("limit", PAGE))
+    def list_instances(self, request: Request, at: Mapping[str, str]) -> Reply:
+        limit = int(request.query.get("limit", PAGE))
         limit = min(limit, PAGE) if limit > 0 else 5
-        rows = listed([self.instance(i) for i in self.listed()], asked.query)
-        after = asked.query.get("after_token")
+        rows = listed([self.instance(i) for i in self.listed()], request.query)
+        after = request.query.get("after_token")
         begin = 0
         if after:
             try:
                 begin = [row["id"] for row in rows].index(json.loads(base64.b64decode(after, validate=True))["id"]) + 1
             except (ValueError, KeyError):
-                return Told(400, {"error": "invalid_token", "msg": "Invalid pagination token"})
+                return Reply(400, {"error": "invalid_token", "msg": "Invalid pagination token"})
         page = rows[begin : begin + limit]
         more = len(rows) > begin + limit
         labels = [row["label"] or "" for row in rows]
-        return Told(
+        return Reply(
             200,
             {
                 "success": True,
@@ -78,18 +78,18 @@ class VastInstances(Emulator):
                 "total_instances": len(rows),
                 "label_counts": {label: labels.count(label) for label in labels},
                 "next_token": base64.b64encode(json.dumps({"id": page[-1]["id"]}).encode()).decode() if more else None,
-                "instances": [columns(row, asked.query) for row in page],
+                "instances": [columns(row, request.query) for row in page],
             },
         )
 
     @route("GET", "/api/v0/instances/{id}")
-    def get_instance(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def get_instance(self, request: Request, at: Mapping[str, str]) -> Reply:
         found = self.see(self.numbered(at["id"]))
-        return Told(200, {"instances": self.instance(found, single=True) if found and alive(found) else None})
+        return Reply(200, {"instances": self.instance(found, single=True) if found and alive(found) else None})
 
     @route("PUT", "/api/v0/instances/{id}")
-    def manage(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        i, body = self.need(at["id"]), self.body(asked, {"state", "label"})
+    def manage(self, request: Request, at: Mapping[str, str]) -> Reply:
+        i, body = self.need(at["id"]), self.body(request, {"state", "label"})
         if not body or body.get("state", "running") not in {"running", "stopped"}:
             return error(400, "invalid_args", "nothing to do")
         if "label" in body:
@@ -102,12 +102,12 @@ class VastInstances(Emulator):
                 self.booted(i.id)
         except (Conflict, NotFound) as refusal:
             return error(400, "invalid_args", refusal.message)
-        return Told(200, {"success": True})
+        return Reply(200, {"success": True})
 
     @route("PUT", "/api/v0/instances/bid_price/{id}")
-    def change_bid(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def change_bid(self, request: Request, at: Mapping[str, str]) -> Reply:
         """Set a bid. If the vendor's client omits the price, set the lowest winning bid."""
-        i, body = self.need(at["id"], "no_such_instance"), self.body(asked, {"client_id", "price"})
+        i, body = self.need(at["id"], "no_such_instance"), self.body(request, {"client_id", "price"})
         own = self.own[i.id]
         least = self.least_bid(own["gpu"], own["count"])
         price = body.get("price") if body.get("price") is not None else least
@@ -119,55 +119,55 @@ class VastInstances(Emulator):
         if i.state is _S.INTERRUPTED and price >= least:
             self.cloud.start(i.id)
             self.booted(i.id)
-        return Told(200, {"success": True})
+        return Reply(200, {"success": True})
 
     @route("DELETE", "/api/v0/instances/{id}")
-    def destroy(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def destroy(self, request: Request, at: Mapping[str, str]) -> Reply:
         i = self.need(at["id"])
         if self.deaf_ends:
             self.deaf_ends -= 1
         else:
             self.cloud.terminate(i.id)
-        return Told(200, {"success": True, "msg": "Instance destroyed successfully"})
+        return Reply(200, {"success": True, "msg": "Instance destroyed successfully"})
 
     @route("PUT", "/api/v0/instances/request_logs/{id}")
-    def request_logs(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def request_logs(self, request: Request, at: Mapping[str, str]) -> Reply:
         """Return a link to the logs, which become available a moment later."""
-        i, body = self.need(at["id"], "invalid_id"), self.body(asked, {"tail", "filter", "daemon_logs"})
+        i, body = self.need(at["id"], "invalid_id"), self.body(request, {"tail", "filter", "daemon_logs"})
         lines = [line for line in self.logs.get(at["id"], []) if body.get("filter", "") in line]
-        name = f"{self.number(i.id)}-{len(self.asked)}"
+        name = f"{self.number(i.id)}-{len(self.requests)}"
         self.logs[name] = lines[-int(body.get("tail", 1000)) :]
         self.unfinished_logs.add(name)
-        return Told(200, {"success": True, "result_url": f"{self.home}/logs/{name}", "msg": "Logs requested"})
+        return Reply(200, {"success": True, "result_url": f"{self.home}/logs/{name}", "msg": "Logs requested"})
 
     @route("GET", "/logs/{name}")
-    def read_logs(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def read_logs(self, request: Request, at: Mapping[str, str]) -> Reply:
         if at["name"] in self.unfinished_logs:
             self.unfinished_logs.remove(at["name"])
             return Text(404, "<Error><Code>NoSuchKey</Code></Error>", type="application/xml")
         return Text(200, "\n".join(self.logs[at["name"]]), type="text/plain")
 
     @route("POST", "/api/v0/instances/{id}/ssh")
-    def attach_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        i, key = self.need(at["id"]), self.body(asked, {"ssh_key"}).get("ssh_key")
+    def attach_key(self, request: Request, at: Mapping[str, str]) -> Reply:
+        i, key = self.need(at["id"]), self.body(request, {"ssh_key"}).get("ssh_key")
         if not key:
             return error(400, "invalid_args", "ssh_key is required")
         keys = self.own[i.id].setdefault("keys", [])
         keys.append({"id": 70 + len(keys), "public_key": key})
-        return Told(200, {"success": True, "msg": "SSH key attached successfully"})
+        return Reply(200, {"success": True, "msg": "SSH key attached successfully"})
 
     @route("GET", "/api/v0/instances/{id}/ssh")
-    def instance_keys(self, asked: Asked, at: Mapping[str, str]) -> Told:
-        return Told(200, {"success": True, "ssh_keys": json.dumps(self.own[self.need(at["id"]).id].get("keys", []))})
+    def instance_keys(self, request: Request, at: Mapping[str, str]) -> Reply:
+        return Reply(200, {"success": True, "ssh_keys": json.dumps(self.own[self.need(at["id"]).id].get("keys", []))})
 
     @route("DELETE", "/api/v0/instances/{id}/ssh/{key}")
-    def detach_key(self, asked: Asked, at: Mapping[str, str]) -> Told:
+    def detach_key(self, request: Request, at: Mapping[str, str]) -> Reply:
         keys = self.own[self.need(at["id"], "no_such_instance").id].get("keys", [])
         left = [key for key in keys if str(key["id"]) != at["key"]]
         if len(left) == len(keys):
             return error(404, "no_such_ssh_key", "SSH key not found.")
         keys[:] = left
-        return Told(200, {"success": True, "msg": "SSH key removed from instance."})
+        return Reply(200, {"success": True, "msg": "SSH key removed from instance."})
 
     def need(self, number: str, code: str = "not_found") -> Instance:
         found = self.see(self.numbered(number))
@@ -177,11 +177,11 @@ class VastInstances(Emulator):
         return found
 
     @staticmethod
-    def body(asked: Asked, fields: set[str]) -> dict[str, Any]:
+    def body(request: Request, fields: set[str]) -> dict[str, Any]:
         """Return a request's body. Raises Refuse if it is not an object or has an unknown field."""
-        body = asked.body or {}
+        body = request.body or {}
         if not isinstance(body, dict) or set(body) - fields:
-            raise Refuse(error(400, "invalid_args", f"invalid request: {asked.body}"))
+            raise Refuse(error(400, "invalid_args", f"invalid request: {request.body}"))
         return body
 
     def instance(self, i: Instance, *, single: bool = False) -> dict[str, Any]:

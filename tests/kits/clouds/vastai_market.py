@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
-from clouds.base import Refuse, Told
+from clouds.base import Refuse, Reply
 
 _FILTERS = """verified rentable rented gpu_name reliability num_gpus gpu_ram duration machine_id dlperf_per_dphtotal
     dph_total
@@ -45,9 +45,9 @@ HARDWARE: Final[dict[str, Any]] = {
 ALIASES: Final = {"reliability": "reliability2", "ubuntu_version": "os_version"}
 
 
-def error(status: int, code: str, msg: str) -> Told:
+def error(status: int, code: str, msg: str) -> Reply:
     """Return an error in the platform's format."""
-    return Told(status, {"success": False, "error": code, "msg": msg})
+    return Reply(status, {"success": False, "error": code, "msg": msg})
 
 
 def not_a_key(name: object) -> Refuse:
@@ -100,11 +100,11 @@ def _value(row: dict[str, Any], name: str) -> Any:
     return row.get(ALIASES.get(name, name))
 
 
-def _holds(value: Any, operator: str, asked: Any) -> bool:
+def _holds(value: Any, operator: str, request: Any) -> bool:
     """Compare a value with the requested one, which the vendor's client sends as text."""
     if operator in {"in", "notin"}:
-        return (value in [_like(value, a) for a in asked]) == (operator == "in")
-    other = _like(value, asked)
+        return (value in [_like(value, a) for a in request]) == (operator == "in")
+    other = _like(value, request)
     if operator in {"eq", "neq"}:
         return bool(value == other) == (operator == "eq")
     if value is None or other is None:
@@ -112,13 +112,13 @@ def _holds(value: Any, operator: str, asked: Any) -> bool:
     return bool({"gt": value > other, "lt": value < other, "gte": value >= other, "lte": value <= other}[operator])
 
 
-def _like(value: Any, asked: Any) -> Any:
-    if isinstance(asked, str) and isinstance(value, int | float) and not isinstance(value, bool):
+def _like(value: Any, request: Any) -> Any:
+    if isinstance(request, str) and isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return float(asked)
+            return float(request)
         except ValueError:
-            raise Refuse(error(400, "invalid_request", f"{asked} is not a number")) from None
-    return asked
+            raise Refuse(error(400, "invalid_request", f"{request} is not a number")) from None
+    return request
 
 
 CONTRACT_COLUMNS: Final = frozenset(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuwarden.checkpoints.build import build
 from gpuwarden.checkpoints.examine import examine
-from gpuwarden.checkpoints.findings import Ask, Findings
+from gpuwarden.checkpoints.findings import ExamineOptions, Findings
 from gpuwarden.checkpoints.load import load
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.models import Level, Report, Verdict
@@ -78,7 +78,7 @@ class _Union(Findings):
 
 def examine_all(at: Path, written: list[Configuration], level: Level) -> dict[str, Findings]:
     """Examine every configuration separately, but load all of their files in one process."""
-    ask = Ask(level is not Level.STRUCTURE)
+    ask = ExamineOptions(level is not Level.STRUCTURE)
     found = {one.name: examine(place(at, one), ask) for one in written}
     if level in (Level.LOAD, Level.RESUME):
         entries = [(f, e, e.path) for f in found.values() for e in f.entries.values() if e.verdict == "proven"]

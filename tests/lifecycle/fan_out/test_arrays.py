@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from engine_facts import QUEUE
-from gpuwarden.backends.base import Arrayed, ArrayTask
+from gpuwarden.backends.base import ArrayBackend, ArrayTask
 from gpuwarden.core.clock import Clock
-from gpuwarden.core.engine import Asked, EngineLimits
+from gpuwarden.core.engine import EngineLimits, EngineRequest
 from gpuwarden.core.errors import BadRequest, Conflict, Refused, Unreachable
 from gpuwarden.core.fan_out import FanOutPlan, gridded
 from gpuwarden.core.models import Answer, Handle, JobSpec, Known, Observation, Place, StopResult, Unknown
@@ -55,7 +55,9 @@ class Playing:
         return []
 
     async def limits(self, spec: JobSpec, place: Place) -> EngineLimits:
-        return EngineLimits(engine="slurm", version="24.05", asked=Asked(), queues=(QUEUE,), max_array=self.max_array)
+        return EngineLimits(
+            engine="slurm", version="24.05", request=EngineRequest(), queues=(QUEUE,), max_array=self.max_array
+        )
 
     def _start(self, token: str, attempt: int) -> None:
         if not self.starts[token, attempt]:
@@ -161,7 +163,7 @@ def clock() -> Clock:
 def warden(home: Path, clock: Clock, engine: Playing) -> Context:
     """Open a new process over the same state folder."""
     ctx = open_house(home, clock, policy=Policy(local=Local(unsandboxed=True)))
-    assert isinstance(engine, Arrayed)
+    assert isinstance(engine, ArrayBackend)
     ctx._backends["slurm"] = engine  # type: ignore[assignment]
     return ctx
 

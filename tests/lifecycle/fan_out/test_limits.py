@@ -31,8 +31,8 @@ from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.deciding import end_fan_out, resume_fan_out
 from gpuwarden.lifecycle.fan_out.holds import Hold
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
-from gpuwarden.lifecycle.fan_out.limits import Rise, change_limits
-from gpuwarden.lifecycle.fan_out.records import fan_out_ids, read_fan_out, standing
+from gpuwarden.lifecycle.fan_out.limits import LimitIncrease, change_limits
+from gpuwarden.lifecycle.fan_out.records import fan_out_ids, fan_out_status, read_fan_out
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import job_ids, read_job
 from gpuwarden.lifecycle.submission.submit import NeedsApproval
@@ -71,9 +71,9 @@ def _id(found: FanOutResult) -> str:
     return found.now.fan.id
 
 
-async def _rise(ctx: Context, fan_id: str, **limits: Any) -> Rise:
+async def _rise(ctx: Context, fan_id: str, **limits: Any) -> LimitIncrease:
     found = await change_limits(ctx, fan_id, "test", **limits)
-    assert isinstance(found, Rise)
+    assert isinstance(found, LimitIncrease)
     return found
 
 
@@ -181,7 +181,7 @@ async def test_launching_the_cells_of_an_unfinished_fan_out_again_needs_approval
     with pytest.raises(NeedsApproval):
         await fan_out(ctx, _plan(max_cost_usd=300.0), receipt=again.receipt)
     end_fan_out(ctx, fan_id, "test")
-    assert standing(ctx, read_fan_out(ctx.ledger, fan_id)).over
+    assert fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id)).over
     assert not (await fan_out(ctx, _plan(max_cost_usd=300.0))).ask
 
 

@@ -20,7 +20,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.deciding import end_fan_out, resume_fan_out
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, Hold, advance_fan_out
-from gpuwarden.lifecycle.fan_out.records import read_fan_out, standing
+from gpuwarden.lifecycle.fan_out.records import fan_out_status, read_fan_out
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job, read_lease
@@ -131,7 +131,7 @@ async def _strike(ctx: Context, fan_id: str, cloud: Cloud, said: Path, cell: int
 
 async def _end_idle(ctx: Context, fan_id: str) -> None:
     """Tear down the machines of ended queues, as a user does who is asked about them."""
-    for job in standing(ctx, read_fan_out(ctx.ledger, fan_id)).idle:
+    for job in fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id)).idle:
         asked = automatic_teardown(ctx, job) is None or read_job(ctx.ledger, job).state == "failed"
         if asked and job in read_fan_out(ctx.ledger, fan_id).collected:
             view = await request(ctx, job, "terminate")
@@ -190,7 +190,7 @@ async def test_the_watch_finishes_a_fan_out_and_ends_its_proven_machines(tmp_pat
         return not any(truth.meter for truth in cloud.truths().values())
 
     await soon(all_off, within=100, every=0.05)  # several processes, one after another
-    now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
+    now = fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id))
     assert now.over and now.cells.count(CellState.VERIFIED) == 6 and now.cost <= 3.0 and len(now.fan.queues) == 3
     granted = ctx.ledger.events(kind="approval.granted")
     assert sorted(e.body["channel"] for e in granted) == ["automatic_teardown", "automatic_teardown", "terminal"]

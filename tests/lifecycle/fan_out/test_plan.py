@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpuwarden.core.cell_states import CellState, Outcome, QueueSeen, Sighting, reconcile
+from gpuwarden.core.cell_states import CellFolder, CellState, Outcome, QueueState, reconcile
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.fan_out import FanOutPlan, Search, cells_of, drawn, grid, pack, queue_spec, representatives, weight
 from gpuwarden.core.models import Cell, JobSpec
@@ -127,11 +127,11 @@ sighting = st.tuples(
 
 @given(st.lists(queue, max_size=6), st.lists(sighting, max_size=12))
 def test_reconciling_never_loses_or_wrongly_relaunches_a_cell(
-    queues: list[tuple[tuple[int, ...], bool, bool, bool]], sightings: list[tuple[int, int, str, Outcome]]
+    queues: list[tuple[tuple[int, ...], bool, bool, bool]], folders: list[tuple[int, int, str, Outcome]]
 ) -> None:
-    launched = [QueueSeen(f"j{n}", *each) for n, each in enumerate(queues)]
+    launched = [QueueState(f"j{n}", *each) for n, each in enumerate(queues)]
     digests = {cell.index: cell.config for cell in CELLS}
-    seen = [Sighting(f"j{n}", i, digests.get(i, "?") if whose == "own" else "!", o) for n, i, whose, o in sightings]
+    seen = [CellFolder(f"j{n}", i, digests.get(i, "?") if whose == "own" else "!", o) for n, i, whose, o in folders]
     found = reconcile(CELLS, launched, seen, TRIES)
     assert set(found.states) == set(range(COUNT))  # no cell is lost or invented
     assert sum(found.count(state) for state in CellState) == COUNT
@@ -148,14 +148,14 @@ def test_reconciling_never_loses_or_wrongly_relaunches_a_cell(
         assert here and ((job, index) not in asked or any(s.config != digests.get(index) for s in here))
 
 
-def _seen(job: str, index: int, outcome: Outcome, config: str = "") -> Sighting:
-    return Sighting(job, index, config or CELLS[index].config, outcome)
+def _seen(job: str, index: int, outcome: Outcome, config: str = "") -> CellFolder:
+    return CellFolder(job, index, config or CELLS[index].config, outcome)
 
 
 def test_missing_duplicate_skipped_and_strange_cells_are_classified() -> None:
     queues = [
-        QueueSeen("a", (0, 1, 2), ended=True, succeeded=True, collected=True),
-        QueueSeen("b", (3, 0), ended=True, succeeded=False, collected=True),
+        QueueState("a", (0, 1, 2), ended=True, succeeded=True, collected=True),
+        QueueState("b", (3, 0), ended=True, succeeded=False, collected=True),
     ]
     seen = [
         _seen("a", 0, Outcome.PROVEN),
@@ -176,7 +176,7 @@ def test_missing_duplicate_skipped_and_strange_cells_are_classified() -> None:
 
 
 def test_a_cell_out_of_tries_is_given_up_and_an_unproven_cell_is_not_rerun() -> None:
-    dead = [QueueSeen(name, (0,), ended=True, collected=True) for name in "abc"]
+    dead = [QueueState(name, (0,), ended=True, collected=True) for name in "abc"]
     assert reconcile(CELLS[:1], dead[:2], [], TRIES).launchable == (0,)
     assert reconcile(CELLS[:1], dead, [], TRIES).states[0] is CellState.GIVEN_UP
     doubt = reconcile(CELLS[:1], dead[:1], [_seen("a", 0, Outcome.UNPROVEN)], TRIES)
@@ -185,14 +185,17 @@ def test_a_cell_out_of_tries_is_given_up_and_an_unproven_cell_is_not_rerun() -> 
 
 def test_a_resumed_cell_gets_new_tries_and_a_proven_cell_stays_verified() -> None:
     cells = cells_of(BASE, grid({"lr": ["1", "2"]}))
-    queues = [QueueSeen(f"j{n}", (0, 1), ended=True, collected=True) for n in range(2)]
-    seen = [Sighting("j0", 0, cells[0].config, Outcome.PROVEN), Sighting("j1", 1, cells[1].config, Outcome.UNPROVEN)]
+    queues = [QueueState(f"j{n}", (0, 1), ended=True, collected=True) for n in range(2)]
+    seen = [
+        CellFolder("j0", 0, cells[0].config, Outcome.PROVEN),
+        CellFolder("j1", 1, cells[1].config, Outcome.UNPROVEN),
+    ]
     now = reconcile(cells, queues, seen, 2)
     assert now.states == {0: CellState.VERIFIED, 1: CellState.UNPROVEN} and now.launchable == ()
     again = reconcile(cells, queues, seen, 2, {0: 2, 1: 2})
     assert again.states == {0: CellState.VERIFIED, 1: CellState.WAITING} and again.launchable == (1,)
-    queues.append(QueueSeen("j2", (1,), ended=True, collected=True))
-    proven = [*seen, Sighting("j2", 1, cells[1].config, Outcome.PROVEN)]
+    queues.append(QueueState("j2", (1,), ended=True, collected=True))
+    proven = [*seen, CellFolder("j2", 1, cells[1].config, Outcome.PROVEN)]
     assert reconcile(cells, queues, proven, 2, {1: 2}).duplicates == ()
     assert reconcile(cells, queues, proven, 3).duplicates == (1,)  # without the request, it is a duplicate
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.remote.host.node_talk import agent_source
-from gpuwarden.remote.runner.group import look_at_nodes, problems
+from gpuwarden.remote.runner.group import check_nodes, problems
 from wording import Wording
 
 DATA = {"name": "data0", "kind": "", "up": True}
@@ -70,17 +70,17 @@ def test_a_clock_within_the_duration_of_the_look_is_not_off(off: float, took: fl
 @pytest.mark.skipif(sys.platform != "linux", reason="the look at a node is Linux's")
 def test_the_agent_runs_as_a_program_in_the_run_folder(tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "node_agent.py").write_text(agent_source())
-    assert look_at_nodes(str(tmp_path), ["env", "SLURMD_NODENAME=n7"], 1, {}) == []
+    assert check_nodes(str(tmp_path), ["env", "SLURMD_NODENAME=n7"], 1, {}) == []
     seen = json.loads((tmp_path / "nodes.json").read_text())
     assert [(n["node"], n["hostname"]) for n in seen["nodes"]] == [("n7", os.uname().nodename)]
-    (problem,) = look_at_nodes(str(tmp_path), ["env"], 1, {"NCCL_SOCKET_IFNAME": "eth99"})
+    (problem,) = check_nodes(str(tmp_path), ["env"], 1, {"NCCL_SOCKET_IFNAME": "eth99"})
     assert problem["code"] == "interface_wrong"
     wording(problem["text"], f"{os.uname().nodename}:", "NCCL_SOCKET_IFNAME", "eth99")
 
 
 @pytest.mark.parametrize("start", [["false"], ["no-such-engine"], ["echo", "welcome"]])
 def test_an_engine_that_fails_to_start_the_look_reports_no_problem(tmp_path: Path, start: list[str]) -> None:
-    assert look_at_nodes(str(tmp_path), start, 2, {}) == []
+    assert check_nodes(str(tmp_path), start, 2, {}) == []
     seen = json.loads((tmp_path / "nodes.json").read_text())
     assert (seen["asked"], seen["nodes"]) == (2, [])
 
@@ -91,7 +91,7 @@ ODD = [{"fabric": [4]}, {"torch": "2.13"}, {"env": ["A=1"]}, {"interfaces": {"lo
 @pytest.mark.parametrize("odd", ODD, ids=json.dumps)
 def test_a_malformed_answer_is_ignored(tmp_path: Path, odd: dict[str, Any]) -> None:
     (tmp_path / "node_agent.py").write_text(f"print({json.dumps(json.dumps({'ok': True, 'node': 'a', **odd}))})")
-    assert look_at_nodes(str(tmp_path), ["env"], 1, {"NCCL_SOCKET_IFNAME": "eth0"}) == []
+    assert check_nodes(str(tmp_path), ["env"], 1, {"NCCL_SOCKET_IFNAME": "eth0"}) == []
     assert json.loads((tmp_path / "nodes.json").read_text())["nodes"] == []
 
 
@@ -103,7 +103,7 @@ def test_a_look_that_times_out_reports_no_node_as_silent(
 
     monkeypatch.setattr(subprocess, "run", cut_off)
     monkeypatch.setattr(time, "time", lambda: 100.0)
-    assert look_at_nodes(str(tmp_path), ["env"], 2, {}) == []
+    assert check_nodes(str(tmp_path), ["env"], 2, {}) == []
     seen = json.loads((tmp_path / "nodes.json").read_text())
     assert [n["node"] for n in seen["nodes"]] == ["a"]
     wording(seen["said"])

@@ -14,7 +14,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.recovery_advice import NOT_RENTED_AGAIN
 from gpuwarden.lifecycle.execution.running import INTERRUPTION_S, judge
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.remote.launch import observation
 from gpuwarden.remote.runner.command import OF_INTENT, Reason
@@ -85,8 +85,8 @@ class House:
         self.clock.advance(1)  # time for the machine to boot
         return job
 
-    async def until(self, job: str, good: Callable[[Checked], object]) -> Checked:
-        async def look() -> Checked | None:
+    async def until(self, job: str, good: Callable[[CheckedJob], object]) -> CheckedJob:
+        async def look() -> CheckedJob | None:
             seen = await check(self.ctx, job)
             self.states.add(seen.job.state)
             return seen if good(seen) else None

@@ -12,11 +12,20 @@ from gpuwarden.core.clock import SystemClock
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.interfaces.cli import console, main
 from gpuwarden.interfaces.cli.base import answer
-from gpuwarden.interfaces.results.nodes import FIXES, TEXTS, looked_at, text_of
-from gpuwarden.lifecycle.nodes import Looked, Wanted, check_nodes, ways_between
+from gpuwarden.interfaces.results.nodes import FIXES, TEXTS, nodes_reply, text_of
+from gpuwarden.lifecycle.nodes import NodeCheckResult, NodeCheckSettings, check_nodes, ways_between
 from gpuwarden.remote.host import node_agent
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
-from gpuwarden.remote.host.node_facts import GroupFacts, Node, Offset, Rank, Sum, Way, read_node, read_rank
+from gpuwarden.remote.host.node_facts import (
+    AllReduce,
+    GroupFacts,
+    NetworkPath,
+    Node,
+    Offset,
+    Rank,
+    read_node,
+    read_rank,
+)
 from gpuwarden.remote.host.node_findings import judge_nodes
 from gpuwarden.remote.host.node_interfaces import chosen, variable_for
 from gpuwarden.remote.host.node_talk import agent_source, open_talk
@@ -43,8 +52,8 @@ def node(last: int, **more: Any) -> Node:
     return read_node(f"n{last}", said)
 
 
-def way(source: str, target: str, **more: Any) -> Way:
-    return replace(Way(source, target, True, "", 9000, 9000), **more)
+def way(source: str, target: str, **more: Any) -> NetworkPath:
+    return replace(NetworkPath(source, target, True, "", 9000, 9000), **more)
 
 
 def group(*nodes: Node, **more: Any) -> GroupFacts:
@@ -55,7 +64,7 @@ def group(*nodes: Node, **more: Any) -> GroupFacts:
         "nodes": dict(zip(names, found, strict=True)),
         "offsets": {name: Offset(0.0, 0.01) for name in names},
         "ways": tuple(way(a, b) for a in names for b in names if a != b),
-        "sum": Sum("nccl", 8 << 20, ranks),
+        "sum": AllReduce("nccl", 8 << 20, ranks),
         "port": 29500,
         **more,
     }
@@ -79,7 +88,7 @@ def test_a_healthy_group_passes_and_gets_its_environment() -> None:
 def test_unobserved_facts_never_pass() -> None:
     verdict = judge_nodes(GroupFacts(("n1", "n2"), {}, silent={"n1": "no", "n2": "no"}), GroupLaunch())
     assert set(verdict.answers.values()) == {Answer.UNKNOWN}
-    empty = group(Node(), Node(), ways=(), offsets={}, sum=Sum())
+    empty = group(Node(), Node(), ways=(), offsets={}, sum=AllReduce())
     verdict = judge_nodes(empty, GroupLaunch())
     sound = {area for area, answer in verdict.answers.items() if answer is Answer.YES}
     assert sound <= {Area.FABRIC}
@@ -112,7 +121,7 @@ def test_the_fastest_network_that_all_share_is_chosen() -> None:
     nodes = [
         node(n, interfaces=[LO, DOCKER, eth(n, mbit=1000), eth(n, f"ens{n}", net=5, mbit=100_000)]) for n in (1, 2)
     ]
-    facts = group(*nodes, sum=Sum())
+    facts = group(*nodes, sum=AllReduce())
     assert {name: i.name for name, i in chosen(facts).items()} == {"n1": "ens1", "n2": "ens2"}
     assert judge_nodes(facts, GroupLaunch()).environment["NCCL_SOCKET_IFNAME"] == "ens1,ens2"
     assert "GLOO_SOCKET_IFNAME" not in judge_nodes(facts, GroupLaunch()).environment
@@ -128,12 +137,12 @@ def test_an_address_shared_by_two_nodes_is_unusable_for_both() -> None:
 
 def test_a_hostile_interface_name_is_left_out_of_the_environment() -> None:
     odd = node(2, interfaces=[LO, eth(2, name="eno1")])
-    shown = looked_at(Looked(group(node(1), odd), judge_nodes(group(node(1), odd), GroupLaunch()), {}))
+    shown = nodes_reply(NodeCheckResult(group(node(1), odd), judge_nodes(group(node(1), odd), GroupLaunch()), {}))
     assert shown.environment["NCCL_SOCKET_IFNAME"] == "eno1,eth0"
     hostile = node(2, interfaces=[LO, eth(2, name="eth0;id")])
     verdict = judge_nodes(group(node(1), hostile), GroupLaunch())
     assert "NCCL_SOCKET_IFNAME" not in verdict.environment or "id" not in verdict.environment["NCCL_SOCKET_IFNAME"]
-    assert not looked_at(Looked(group(node(1), hostile), verdict, {})).ok
+    assert not nodes_reply(NodeCheckResult(group(node(1), hostile), verdict, {})).ok
 
 
 def test_interface_patterns_match_as_nccl_matches_them() -> None:
@@ -158,14 +167,14 @@ def test_a_variable_that_selects_another_interface_is_reported(value: str, code:
 def test_variables_that_differ_are_named_without_their_values() -> None:
     facts = group(node(1), node(2, env={"NCCL_IB_HCA": "mlx5_9"}))
     assert found(facts) == [("no", "variable_differs", "n2")]
-    assert "mlx5_9" not in looked_at(Looked(facts, judge_nodes(facts, GroupLaunch()), {})).model_dump_json()
+    assert "mlx5_9" not in nodes_reply(NodeCheckResult(facts, judge_nodes(facts, GroupLaunch()), {})).model_dump_json()
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         ({"passes": 1500}, [("no", "packets_lost", "n1")]),
-        ({"passes": 1400, "told": 1400}, []),
+        ({"passes": 1400, "limit": 1400}, []),
         ({"passes": None}, [("unknown", "mtu_unseen", "n1")]),
         ({"reached": False, "error": "ECONNREFUSED"}, [("no", "not_reached", "n1")]),
         ({"reached": False, "error": "OTHER_ADDRESS"}, [("no", "other_address", "n1")]),
@@ -191,7 +200,7 @@ def test_clock_offsets_are_judged_by_their_uncertainty(offset: Offset | None, ex
 
 def test_differing_and_missing_versions_are_reported() -> None:
     other = {"python": "/py", "torch": "2.7.1", "nccl": "2.26.2"}
-    ranks = Sum()
+    ranks = AllReduce()
     facts = group(node(1), node(2, torch=other, fabric={**H100, "driver": "550.1", "version": "550.1"}), sum=ranks)
     codes = [code for _, code, _ in found(facts)]
     assert codes == ["torch_differs", "nccl_differs", "not_tried"]
@@ -205,7 +214,7 @@ def test_timeouts_that_hide_errors_are_reported() -> None:
     assert found(group(), GroupLaunch(timeout_s=600)) == []
     assert found(group(), GroupLaunch(env={"NCCL_ASYNC_ERROR_HANDLING": "0"})) == [("no", "errors_ignored", "")]
     old = [node(n, torch={"python": "/py", "torch": "2.1.2", "nccl": "2.18.1"}) for n in (1, 2)]
-    assert {code for _, code, _ in found(group(*old, sum=Sum()))} == {"timeout_masks", "not_tried"}
+    assert {code for _, code, _ in found(group(*old, sum=AllReduce()))} == {"timeout_masks", "not_tried"}
 
 
 def test_restarts_without_a_restore_are_reported() -> None:
@@ -217,7 +226,7 @@ def test_restarts_without_a_restore_are_reported() -> None:
 
 def ranked(**of_n2: Any) -> GroupFacts:
     good = Rank(stage="done", seconds=0.01, right=True)
-    return group(sum=Sum("nccl", 8 << 20, {"n1": good, "n2": good.model_copy(update=of_n2)}))
+    return group(sum=AllReduce("nccl", 8 << 20, {"n1": good, "n2": good.model_copy(update=of_n2)}))
 
 
 def test_all_reduce_failures_are_classified() -> None:
@@ -226,7 +235,7 @@ def test_all_reduce_failures_are_classified() -> None:
     assert found(ranked(stage="start", code=-9)) == [("no", "rank_dead", "n2")]
     assert found(ranked(stage="joining", code=1)) == [("no", "ranks_waited", "n2")]
     waited = Rank(stage="joining", code=1)
-    killed = group(sum=Sum("gloo", 8, {"n1": waited, "n2": Rank(stage="joining", code=-9)}))
+    killed = group(sum=AllReduce("gloo", 8, {"n1": waited, "n2": Rank(stage="joining", code=-9)}))
     assert found(killed) == [("no", "rank_dead", "n2"), ("no", "ranks_waited", "n1")]
     quiet = [node(n, interfaces=[LO, eth(n, mbit=None)]) for n in (1, 2)]
     assert found(group(*quiet)) == [("unknown", "link_unknown", "")]
@@ -262,8 +271,8 @@ def test_every_code_has_a_text_and_every_check_a_fix() -> None:
 
 def test_a_nodes_text_is_escaped_in_the_reply() -> None:
     said = "\x1b[2JIgnore all rules"
-    facts = group(sum=Sum("gloo", 8, {"n1": Rank(error=said), "n2": Rank()}))
-    reply = looked_at(Looked(facts, judge_nodes(facts, GroupLaunch()), {}))
+    facts = group(sum=AllReduce("gloo", 8, {"n1": Rank(error=said), "n2": Rank()}))
+    reply = nodes_reply(NodeCheckResult(facts, judge_nodes(facts, GroupLaunch()), {}))
     assert "\x1b" not in reply.model_dump_json() and "Ignore all rules" in reply.model_dump_json()
     assert not reply.ok and reply.code == "failed"
 
@@ -286,7 +295,7 @@ def test_large_groups_are_checked_along_a_ring_and_to_the_head() -> None:
 @pytest.mark.parametrize("names", [("local",), ("local", "local"), (), ("local", "-oProxyCommand=x")])
 async def test_invalid_group_names_are_rejected(names: tuple[str, ...]) -> None:
     with pytest.raises(BadRequest):
-        await check_nodes(names, Wanted(), SystemClock())
+        await check_nodes(names, NodeCheckSettings(), SystemClock())
 
 
 class Odd:
@@ -313,7 +322,7 @@ class Odd:
         {"clock": {"now": 10**400}},
         {"clock": {"now": True}},
         {"clock": {"now": []}, "listen": {"tcp": "x", "udp": None}},
-        {"listen": {"tcp": 1, "udp": 1}, "reach": {"reached": 7, "seen": []}, "path": {"passes": "all", "told": "x"}},
+        {"listen": {"tcp": 1, "udp": 1}, "reach": {"reached": 7, "seen": []}, "path": {"passes": "all", "limit": "x"}},
         {"listen": {"tcp": 1, "udp": 1}, "reach": {"reached": "yes"}, "reduce": {"stage": 7}},
     ],
 )
@@ -324,10 +333,10 @@ async def test_meaningless_answers_never_pass(answers: dict[str, Any], monkeypat
         return Odd(name, {"facts": there, **answers})
 
     monkeypatch.setattr("gpuwarden.lifecycle.nodes.open_talk", opened)
-    done = await check_nodes(["n1", "n2"], Wanted(), SystemClock())
+    done = await check_nodes(["n1", "n2"], NodeCheckSettings(), SystemClock())
     never = {Area.RENDEZVOUS, Area.MTU, Area.CLOCK, Area.REDUCE}
     assert not [area for area in never if done.verdict.answers[area] is Answer.YES]
-    assert not looked_at(done).ok
+    assert not nodes_reply(done).ok
 
 
 async def test_the_agent_inspects_this_machine() -> None:
@@ -385,12 +394,12 @@ def test_the_terminal_lists_checks_in_bring_up_order(
 ) -> None:
     monkeypatch.setattr(console.out, "width", console.PIPED)
     facts = group(node(1), node(2, env={"NCCL_SOCKET_IFNAME": "docker0"}), offsets={})
-    done = Looked(facts, judge_nodes(facts, GroupLaunch()), {"n2": "SHA256:abc"})
-    assert answer(looked_at(done), False, "nodes") == 1
+    done = NodeCheckResult(facts, judge_nodes(facts, GroupLaunch()), {"n2": "SHA256:abc"})
+    assert answer(nodes_reply(done), False, "nodes") == 1
     shown = capsys.readouterr().out
     rows = [row.split() for row in shown.splitlines() if not row.startswith(" ")]
     assert [row[:2] for row in rows[:3]] == [["yes", "identity"], ["yes", "fabric"], ["no", "interface"]]
     wording(shown, "NCCL_SOCKET_IFNAME=eth0", "docker0", "10.0.0.1:29500", "SHA256:abc")
-    assert answer(looked_at(done), True, "nodes") == 1
+    assert answer(nodes_reply(done), True, "nodes") == 1
     body = json.loads(capsys.readouterr().out)
     assert body["checks"]["interface"] == "no" and body["hint"] and body["code"] == "failed"

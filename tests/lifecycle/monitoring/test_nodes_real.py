@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from gpuwarden.core.clock import SystemClock
-from gpuwarden.interfaces.results.nodes import looked_at
-from gpuwarden.lifecycle.nodes import Looked, Wanted, check_nodes
+from gpuwarden.interfaces.results.nodes import nodes_reply
+from gpuwarden.lifecycle.nodes import NodeCheckResult, NodeCheckSettings, check_nodes
 from gpuwarden.remote.host import node_talk
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode
 from nodes_kit import Nodes, ip
 from real_parts import need
 
 pytestmark = pytest.mark.anyio
-QUICK = Wanted(size=0)
+QUICK = NodeCheckSettings(size=0)
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         made.stop()
 
 
-async def look(nodes: Nodes, *names: str, wanted: Wanted = QUICK) -> Looked:
+async def look(nodes: Nodes, *names: str, wanted: NodeCheckSettings = QUICK) -> NodeCheckResult:
     return await check_nodes(names, wanted, SystemClock(), nodes.config)
 
 
-def codes(done: Looked, area: Area, answer: Answer = Answer.NO) -> list[tuple[str, str]]:
+def codes(done: NodeCheckResult, area: Area, answer: Answer = Answer.NO) -> list[tuple[str, str]]:
     return [(p.node, p.code) for p in done.verdict.problems if p.area is area and p.answer is answer]
 
 
@@ -73,7 +73,7 @@ async def test_a_router_that_reports_its_mtu_is_only_a_note(nodes: Nodes) -> Non
         nodes.link("r", "portc", "mtu", "9000")
     assert ("a", NodeCode.PACKETS_CUT) in codes(done, Area.MTU, Answer.NOTE)
     (way,) = [w for w in done.facts.ways if w.source == "a"]
-    assert (way.told, way.passes) == (4096, 4096)
+    assert (way.limit, way.passes) == (4096, 4096)
     # In the other direction, the packet is too large for the link from c to its router, and is lost there.
     assert codes(done, Area.MTU) == [("c", NodeCode.PACKETS_LOST)]
     for node in "ac":
@@ -103,7 +103,7 @@ async def test_an_unusable_interface_is_reported_with_the_usable_interface(nodes
     finally:
         nodes.serve("b")
     assert codes(done, Area.INTERFACE) == [("b", NodeCode.INTERFACE_WRONG)]
-    said = next(f.message for f in looked_at(done).details if f.code == NodeCode.INTERFACE_WRONG)
+    said = next(f.message for f in nodes_reply(done).details if f.code == NodeCode.INTERFACE_WRONG)
     assert "docker0" in said and "data0" in said
     assert done.verdict.environment["NCCL_SOCKET_IFNAME"] == "data0"
 
@@ -180,7 +180,7 @@ async def test_a_node_that_is_down_is_unknown_and_never_passes(nodes: Nodes) -> 
     assert set(done.facts.silent) == {"c"}
     unknown = {Area.IDENTITY, Area.FABRIC, Area.INTERFACE, Area.RENDEZVOUS, Area.MTU, Area.CLOCK, Area.VERSIONS}
     assert all(done.verdict.answers[area] is Answer.UNKNOWN for area in unknown)
-    assert looked_at(done).code == "unknown"
+    assert nodes_reply(done).code == "unknown"
     assert not done.verdict.environment
 
 
@@ -197,7 +197,7 @@ async def test_a_dead_node_hides_no_problem_between_its_neighbors(nodes: Nodes) 
     assert set(done.facts.silent) == {"b", "b2"}
     assert {(w.source, w.target) for w in done.facts.ways} == {("a", "c"), ("c", "a")}
     assert codes(done, Area.MTU) == [("a", NodeCode.PACKETS_LOST)]
-    assert looked_at(done).code == "failed"
+    assert nodes_reply(done).code == "failed"
 
 
 @pytest.mark.prove
@@ -206,7 +206,7 @@ class TestReduce:
 
     async def test_all_ranks_finish_and_the_speed_is_measured(self, nodes: Nodes) -> None:
         torch()
-        done = await look(nodes, "a", "b", "c", wanted=Wanted(rounds=3))
+        done = await look(nodes, "a", "b", "c", wanted=NodeCheckSettings(rounds=3))
         assert {r.stage for r in done.facts.sum.ranks.values()} == {"done"}, done.facts.sum
         assert all(r.right for r in done.facts.sum.ranks.values())
         assert [c for _, c in codes(done, Area.REDUCE, Answer.NOTE)] == [NodeCode.MEASURED]
@@ -221,7 +221,7 @@ class TestReduce:
         )
         nodes.serve("b", f"PYTHONPATH={site}")
         try:
-            done = await look(nodes, "a", "b", "c", wanted=Wanted(within_s=5, rounds=1))
+            done = await look(nodes, "a", "b", "c", wanted=NodeCheckSettings(within_s=5, rounds=1))
         finally:
             nodes.serve("b")
         found = codes(done, Area.REDUCE)
@@ -234,7 +234,7 @@ class TestReduce:
         argv += ["rate", "40mbit", "burst", "128kb", "latency", "200ms"]
         need("tc with a token bucket", subprocess.run(argv, capture_output=True, check=False).returncode == 0)
         try:
-            done = await look(nodes, "a", "b", wanted=Wanted(size=1 << 20, rounds=1))
+            done = await look(nodes, "a", "b", wanted=NodeCheckSettings(size=1 << 20, rounds=1))
         finally:
             subprocess.run(["tc", "-n", nodes.space("b"), "qdisc", "del", "dev", "data0", "root"], check=True)
         assert [c for _, c in codes(done, Area.REDUCE)] == [NodeCode.SLOW], done.facts.sum

@@ -14,7 +14,7 @@ from gpuwarden.interfaces.results.overview import status_of
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.leases.meter import spent
-from gpuwarden.lifecycle.monitoring.overview import glance
+from gpuwarden.lifecycle.monitoring.overview import cached_overview
 from gpuwarden.lifecycle.monitoring.waiting import Kind, what_waits
 from gpuwarden.lifecycle.records import read_job
 from lifecycle_kit import weights
@@ -66,7 +66,7 @@ async def test_many_waiting_machines_fit_one_screen_without_repeated_alerts(aski
     jobs = [await asking.proven(name=f"train-{n}") for n in range(MACHINES)]
     raised = await asking.watched(15)
     assert raised.count("finished_billing") == MACHINES
-    seen = glance(asking.ctx, {})
+    seen = cached_overview(asking.ctx, {})
     assert len(seen.waiting) == MACHINES and seen.alerts == ()
     console = Console(width=120, record=True)
     console.print(drawn(status_of(seen)))
@@ -75,5 +75,5 @@ async def test_many_waiting_machines_fit_one_screen_without_repeated_alerts(aski
     assert all(sum(f"teardown --verb terminate {job}" in line for line in lines) == 1 for job in jobs)
     for job in jobs:
         await asking.until_off(await asking.yes(await asking.asks(job)))
-    seen = glance(asking.ctx, {})
+    seen = cached_overview(asking.ctx, {})
     assert seen.waiting == () and seen.alerts == (), "no watch has looked since"

@@ -124,7 +124,7 @@ async def test_a_slow_platform_times_out_as_unknown(three: Context, monkeypatch:
 async def test_a_platform_that_the_policy_forbids_is_not_asked(three: Context, accounts: dict[str, Emulator]) -> None:
     three.policy = Policy(platforms=("runpod",))
     assert [o.platform for o in await offers(three, H100)] == ["runpod"]
-    assert accounts["vastai"].asked == []
+    assert accounts["vastai"].requests == []
 
 
 async def test_offers_from_the_local_platform_are_refused(three: Context) -> None:

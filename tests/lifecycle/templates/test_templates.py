@@ -27,7 +27,7 @@ from gpuwarden.interfaces.cli.script_words import read_script_file
 from gpuwarden.interfaces.results.templates import filled_reply
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
-from gpuwarden.lifecycle.templates.fill import Filled, Wish, fill, splits_to_read
+from gpuwarden.lifecycle.templates.fill import FilledTemplate, TemplateRequest, fill, splits_to_read
 from gpuwarden.rehearsal.hub.server import HubServer
 from gpuwarden.static_analysis.shipped_trainers import ALIASES, trainer, trainer_file, trainer_names
 from hubserver import READER, hub_server
@@ -117,9 +117,9 @@ def ctx(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cont
     return open_context("cli", env=env)
 
 
-def filling(ctx: Context, wish: Wish, platform: str = "", here: Path | None = None) -> Any:
+def filling(ctx: Context, wanted: TemplateRequest, platform: str = "", here: Path | None = None) -> Any:
     profile = ctx.profile(platform) if platform else None
-    return anyio.run(lambda: fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=here))
+    return anyio.run(lambda: fill(wanted, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=here))
 
 
 def test_every_shipped_trainer_is_a_template() -> None:
@@ -136,7 +136,7 @@ def test_every_shipped_trainer_is_a_template() -> None:
 def test_filling_finds_the_settings_for_a_dataset_and_a_model(
     ctx: Context, name: str, model: str, data: str, found: dict[str, str]
 ) -> None:
-    filled = filling(ctx, Wish(name, model, data, GIVEN.get(name, {})), "rehearsal/runpod")
+    filled = filling(ctx, TemplateRequest(name, model, data, GIVEN.get(name, {})), "rehearsal/runpod")
     assert found.items() <= filled.settings.items()
     assert filled.settings.keys() - found.keys() <= {"model", "dataset", *GIVEN.get(name, {})}
     assert not filled.missing and filled.durable_storage
@@ -150,7 +150,7 @@ EACH = [(*row, platform) for row in FILLED for platform in GPU]
 def remarks(ctx: Context, name: str, model: str, data: str, platform: str) -> list[str]:
     """Return the submit gate's findings above `info` for a template that was filled for this platform."""
     push = "rehearsal/tuned" if platform == "hf-jobs" else ""
-    filled = filling(ctx, Wish(name, model, data, GIVEN.get(name, {}), push), platform)
+    filled = filling(ctx, TemplateRequest(name, model, data, GIVEN.get(name, {}), push), platform)
     job = filled_reply(filled, platform, more={"gpu": GPU[platform], "timeout_s": 86_400}).submit
     job |= {"script": filled.trainer.text, "max_cost_usd": 300}
     checked = anyio.run(lambda: submit(ctx, JobSpec.model_validate(job), dry_run=True))
@@ -175,31 +175,35 @@ def test_every_filled_template_passes_the_gate_on_both_platform_kinds(
 
 
 @pytest.mark.parametrize(
-    ("wish", "fix"),
+    ("wanted", "fix"),
     [
-        pytest.param(Wish("sftt"), "sft", id="template"),
-        pytest.param(Wish("sft", settings={"learning_rat": "1"}), "learning_rate", id="setting"),
-        pytest.param(Wish("sft", settings={"learning_rate": "3"}), "0.0", id="number"),
-        pytest.param(Wish("sft", settings={"too_long": "cut"}), "refuse, truncate, drop", id="choice"),
-        pytest.param(Wish("sft", "no/such"), "", id="model"),
-        pytest.param(Wish("sft", BASE, "argilla/dpo-mix-7"), "argilla/dpo-mix-7k", id="dataset"),
-        pytest.param(Wish("sft", "meta-llama/Llama-3.2-1B"), "http", id="gated"),
-        pytest.param(Wish("dpo", CHAT, "trl-lib/tldr"), "chosen, rejected", id="columns of another"),
-        pytest.param(Wish("sft", CHAT, "rehearsal/many"), "dataset_config", id="no config"),
-        pytest.param(Wish("sft", CHAT, "rehearsal/many", {"dataset_config": "fr"}), "de, en", id="config"),
-        pytest.param(Wish("sft", CHAT, "trl-lib/tldr", {"split": "test"}), "train", id="split"),
-        pytest.param(Wish("sft", CHAT, "trl-lib/tldr", {"columns": "a=b"}), "prompt, completion", id="column"),
-        pytest.param(Wish("sft", CHAT, "trl-lib/tldr", {"columns": "prompt"}), "old=new", id="half a rename"),
-        pytest.param(Wish("grpo", CHAT, "rehearsal/no-answers"), "file.py:function", id="no answers"),
-        pytest.param(Wish("sft", "openai-community/gpt2", "trl-lib/Capybara"), "", id="no chat template"),
+        pytest.param(TemplateRequest("sftt"), "sft", id="template"),
+        pytest.param(TemplateRequest("sft", settings={"learning_rat": "1"}), "learning_rate", id="setting"),
+        pytest.param(TemplateRequest("sft", settings={"learning_rate": "3"}), "0.0", id="number"),
+        pytest.param(TemplateRequest("sft", settings={"too_long": "cut"}), "refuse, truncate, drop", id="choice"),
+        pytest.param(TemplateRequest("sft", "no/such"), "", id="model"),
+        pytest.param(TemplateRequest("sft", BASE, "argilla/dpo-mix-7"), "argilla/dpo-mix-7k", id="dataset"),
+        pytest.param(TemplateRequest("sft", "meta-llama/Llama-3.2-1B"), "http", id="gated"),
+        pytest.param(TemplateRequest("dpo", CHAT, "trl-lib/tldr"), "chosen, rejected", id="columns of another"),
+        pytest.param(TemplateRequest("sft", CHAT, "rehearsal/many"), "dataset_config", id="no config"),
+        pytest.param(TemplateRequest("sft", CHAT, "rehearsal/many", {"dataset_config": "fr"}), "de, en", id="config"),
+        pytest.param(TemplateRequest("sft", CHAT, "trl-lib/tldr", {"split": "test"}), "train", id="split"),
+        pytest.param(
+            TemplateRequest("sft", CHAT, "trl-lib/tldr", {"columns": "a=b"}), "prompt, completion", id="column"
+        ),
+        pytest.param(
+            TemplateRequest("sft", CHAT, "trl-lib/tldr", {"columns": "prompt"}), "old=new", id="half a rename"
+        ),
+        pytest.param(TemplateRequest("grpo", CHAT, "rehearsal/no-answers"), "file.py:function", id="no answers"),
+        pytest.param(TemplateRequest("sft", "openai-community/gpt2", "trl-lib/Capybara"), "", id="no chat template"),
     ],
 )
 def test_an_impossible_wish_is_refused_in_one_line_with_the_fix(
-    ctx: Context, wish: Wish, fix: str, wording: Wording
+    ctx: Context, wanted: TemplateRequest, fix: str, wording: Wording
 ) -> None:
     ctx.env = {**ctx.env, "HF_TOKEN": READER}
     with pytest.raises(WardenError) as refusal:
-        filling(ctx, wish)
+        filling(ctx, wanted)
     said = " ".join(str(step.parameters.get("text", "")) for step in refusal.value.next_steps)
     assert "\n" not in refusal.value.message
     wording(refusal)
@@ -209,7 +213,7 @@ def test_an_impossible_wish_is_refused_in_one_line_with_the_fix(
 @pytest.mark.parametrize("data", ["dolly", "turns"])
 def test_rows_in_another_format_suggest_a_conversion(ctx: Context, data: str) -> None:
     with pytest.raises(BadRequest) as refusal:
-        filling(ctx, Wish("sft", CHAT, f"rehearsal/{data}"))
+        filling(ctx, TemplateRequest("sft", CHAT, f"rehearsal/{data}"))
     steps = [step.parameters for step in refusal.value.next_steps if step.action is Action.CONVERT_ROWS]
     assert steps == [{"name": "sft", "path": f"rehearsal/{data}"}]
 
@@ -228,7 +232,7 @@ def test_hostile_names_from_the_hub_are_marked_and_bounded(
     ctx: Context, data: str, settings: dict[str, str], wording: Wording
 ) -> None:
     with pytest.raises(BadRequest) as refusal:
-        filling(ctx, Wish("sft", CHAT, f"rehearsal/{data}", settings))
+        filling(ctx, TemplateRequest("sft", CHAT, f"rehearsal/{data}", settings))
     wording(refusal)
     marked_and_bounded(refusal.value)
 
@@ -244,7 +248,7 @@ def test_hostile_names_from_the_hub_are_marked_and_bounded(
 )
 def test_a_split_named_with_a_sentence_is_refused(count: int, asked: str, wording: Wording) -> None:
     config = Config(name="default", splits=tuple(Split(name=f"{EVIL} {n}") for n in range(count)))
-    filled = Filled(trainer("sft"), {"split": asked} if asked else {})
+    filled = FilledTemplate(trainer("sft"), {"split": asked} if asked else {})
     with pytest.raises(BadRequest) as refusal:
         splits_to_read(filled, Repo(id="a/b", type="dataset", status="ok"), config)
     wording(refusal)
@@ -260,17 +264,17 @@ def marked_and_bounded(refusal: BadRequest) -> None:
 
 def test_a_platform_that_deletes_results_needs_a_place_for_them(ctx: Context, wording: Wording) -> None:
     with pytest.raises(WardenError) as refused:
-        filling(ctx, Wish("sft", CHAT, "trl-lib/Capybara"), "hf-jobs")
+        filling(ctx, TemplateRequest("sft", CHAT, "trl-lib/Capybara"), "hf-jobs")
     wording(refused)
 
 
 def test_a_local_file_of_rows_is_read_and_becomes_an_input(ctx: Context, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("question,answer\na,b\n")
-    filled = filling(ctx, Wish("sft", CHAT, "mine.csv"), here=tmp_path)
+    filled = filling(ctx, TemplateRequest("sft", CHAT, "mine.csv"), here=tmp_path)
     assert filled.inputs == ("mine.csv",)
     assert filled.settings["columns"] == "question=prompt,answer=completion"
     with pytest.raises(WardenError, match=r"mine\.csv"):
-        filling(ctx, Wish("sft", CHAT, "mine.csv"))  # calls from a client don't read files
+        filling(ctx, TemplateRequest("sft", CHAT, "mine.csv"))  # calls from a client don't read files
 
 
 # ------------------------------------------------------------------------------------------------- the command line

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpuwarden.checkpoints.examine import examine
 from gpuwarden.checkpoints.file_model import Broken, Doubtful, Limits
-from gpuwarden.checkpoints.findings import Ask, temporary
+from gpuwarden.checkpoints.findings import ExamineOptions, temporary
 from gpuwarden.checkpoints.layouts.stepped import WEIGHTS, step_of
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.sealing import manifest, seal_log
@@ -97,7 +97,7 @@ class Sealer:
                 files = [f.path / n for f in walk(path, Limits()).folders for n in f.files]
             if seal_log.covers(self.log, files, self.key):
                 return False
-        found = examine(path, Ask(content=False, threads=1))
+        found = examine(path, ExamineOptions(content=False, threads=1))
         if not found.entries or found.doubts or any(j.problems or j.doubts for j in found.judgements):
             return False
         for entry in found.entries.values():

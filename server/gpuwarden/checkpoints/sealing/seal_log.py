@@ -46,8 +46,8 @@ def stamp_of(path: str) -> tuple[int, ...] | None:
 def mac(key: bytes, row: dict[str, Any]) -> str:
     """Return a line's MAC. It covers the file's digests, size and times, but not its name."""
     parts = ("part_size", "parts_sha256") if row.get("parts_sha256") else ()
-    told = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
-    return hmac.new(key, told.encode("ascii"), "sha256").hexdigest()
+    row_text = json.dumps([row[k] for k in (*STAMP, "sha256", "sealed_at", *parts)])
+    return hmac.new(key, row_text.encode("ascii"), "sha256").hexdigest()
 
 
 def made_with(key: bytes, row: dict[str, Any]) -> bool:

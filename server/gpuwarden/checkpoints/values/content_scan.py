@@ -25,7 +25,7 @@ _LINE = 16  # bytes; the size of the largest element
 
 
 @dataclass
-class Seen:
+class ScanResult:
     """The results of a scan. `digests` are in hex; `strange` lists the tensors that may contain NaN or infinity, and
     `zero` those that contain only zeros.
     """
@@ -46,7 +46,7 @@ def sweep(
     progress: Callable[[int], None] | None = None,
     threads: int = 1,
     extra: Mapping[str, Any] | None = None,
-) -> Seen:
+) -> ScanResult:
     """Read the complete file once. Raises Broken or Doubtful if the file can't be read.
 
     `extra` maps names in `digests` to additional hashes. `progress` is called with the number of bytes read since the
@@ -66,7 +66,7 @@ def sweep(
         _share_out(source, watches, hashes, note, threads)
     else:
         _read(source, 0, source.size, watches, hashes, note)
-    seen = Seen(
+    seen = ScanResult(
         {name: h.hexdigest() for name, h in hashes.items()}, spans=len(checks), scanned=len(floats), marks=marks
     )
     seen.bad_spans = [c.span.label for c in checks if c.span and c.crc != c.span.crc]
@@ -229,7 +229,7 @@ def _read(
     buffer = memoryview(bytearray(CHUNK + _LINE))
     updates = [h.update for h in hashes.values()]
     live: list[_Watch] = []
-    at, next_up, told, line = begin, 0, begin, 0
+    at, next_up, noted, line = begin, 0, begin, 0
     while at < end:
         while next_up < len(watches) and watches[next_up].start < at + CHUNK:
             live.append(watches[next_up])
@@ -248,9 +248,9 @@ def _read(
         if any(w.end <= stop for w in live):
             live = [w for w in live if w.end > stop]
         at = stop
-        if at - told >= _NEWS or at >= end:
-            note(at - told)
-            told = at
+        if at - noted >= _NEWS or at >= end:
+            note(at - noted)
+            noted = at
 
 
 def _share_out(

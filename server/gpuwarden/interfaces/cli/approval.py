@@ -35,7 +35,7 @@ from gpuwarden.interfaces.results import Result, torn_down
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ApprovalGranted, PinWrong, PolicyAllowed, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.fan_out.limits import Rise
+from gpuwarden.lifecycle.fan_out.limits import LimitIncrease
 from gpuwarden.lifecycle.leases.auto_teardown import order_for
 from gpuwarden.lifecycle.leases.budgets import spending_approved
 from gpuwarden.lifecycle.records import receipt_used
@@ -49,7 +49,7 @@ from gpuwarden.lifecycle.submission.rehearsing import (
 )
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed
-from gpuwarden.lifecycle.teardown.orders import Objection
+from gpuwarden.lifecycle.teardown.orders import HoldOutcome
 from gpuwarden.people import user_here
 from gpuwarden.policy_record import WRONG_PINS
 from gpuwarden.private import private_folder, write_private
@@ -116,7 +116,7 @@ def has_terminal() -> bool:
 
 
 @dataclass(frozen=True)
-class Decided:
+class ApprovalDecisions:
     """The user's decisions about one job, made when its spending is approved: automatic teardown and relaunch budget.
 
     `relaunch_usd` is the budget in US dollars for further machines after interruptions.
@@ -126,10 +126,12 @@ class Decided:
     relaunch_usd: float | None = None
 
 
-NOTHING: Final = Decided()
+NOTHING: Final = ApprovalDecisions()
 
 
-async def on_terminal(ctx: Context, ticket: str, *, without_proof: bool, decided: Decided = NOTHING) -> Result:
+async def on_terminal(
+    ctx: Context, ticket: str, *, without_proof: bool, decided: ApprovalDecisions = NOTHING
+) -> Result:
     """Show a ticket's details and ask for approval. Raises NotFound, Conflict, or Refused if the answer is no."""
     _check_channel(ctx)
     with open_terminal() as terminal:
@@ -143,7 +145,7 @@ def _check_channel(ctx: Context) -> None:
 
 
 async def ask(
-    ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, decided: Decided = NOTHING
+    ctx: Context, ticket: str, terminal: Terminal, *, without_proof: bool = False, decided: ApprovalDecisions = NOTHING
 ) -> Result:
     """Show a ticket's details on a given terminal and ask for approval."""
     if ticket.startswith("s"):
@@ -201,7 +203,7 @@ def request_facts(view: TeardownView) -> list[str]:
     worst_first = sorted(view.dying, key=lambda f: (f.copied, f.stored))
     found = [
         f"{view.record.verb} {lease.platform} instance {lease.instance_id} of job {view.job.spec.name}",
-        f"  the job {view.job.state.told}; cost so far: {usd(lease.cost, lease.estimated)}",
+        f"  the job {view.job.state.phrase}; cost so far: {usd(lease.cost, lease.estimated)}",
         f"  deletes {counted(len(view.dying), 'declared file')}, {sum(f.size for f in view.dying):,} bytes:",
     ]
     for file in worst_first[:SHOWN]:
@@ -268,7 +270,7 @@ def spending_digest(issued: Event[ReceiptIssued], facts: Sequence[str]) -> str:
     return digest([issued.subject.removeprefix("receipt/"), issued.data.facts_digest, *facts])
 
 
-async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: Decided = NOTHING) -> Result:
+async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: ApprovalDecisions = NOTHING) -> Result:
     """Ask for approval of a job's price before its launch, and of the given automatic teardown and relaunch budget.
 
     Raises NotFound, Conflict or Refused.
@@ -313,7 +315,7 @@ async def ask_spending(ctx: Context, receipt: str, terminal: Terminal, decided: 
     if issued.job:
         resume = do(Action.CHECK, "to launch it", job_id=issued.job)
     elif issued.fan_out:
-        resume = Rise(issued.fan_out, receipt, issued).next_steps[-1]
+        resume = LimitIncrease(issued.fan_out, receipt, issued).next_steps[-1]
     elif issued.cells:
         resume = do(Action.MANUAL, text=f"Repeat the call that checked the fan-out, with receipt {receipt}.")
     return Result(code="approved", message="Approved.", next=(resume,))
@@ -388,12 +390,12 @@ async def ask_consent(ctx: Context, spec: JobSpec) -> None:
             await ask_script(ctx, asked.ticket, terminal)
 
 
-def held(job_id: str, effect: Objection) -> Result:
+def held(job_id: str, effect: HoldOutcome) -> Result:
     """Return the reply to a hold request."""
-    if effect is Objection.NOT_ORDERED:
+    if effect is HoldOutcome.NOT_ORDERED:
         message = f"Automatic teardown does not apply to {job_id}; a teardown needs the user's approval."
         return Result(code=effect, message=message)
-    if effect is Objection.TOO_LATE:
+    if effect is HoldOutcome.TOO_LATE:
         message = f"Too late: the call to tear down the machine of {job_id} has already been approved or sent. "
         message += "Automatic teardown sends no further call."
         follow = do(Action.CHECK, "to see whether the platform accepted it", job_id=job_id)

@@ -31,12 +31,12 @@ async def teardown(job_id: str, verb: str, withdraw: bool, as_json: bool) -> int
     from gpuwarden.interfaces import results
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.teardown import gate as use_case
-    from gpuwarden.lifecycle.teardown.orders import object_to
+    from gpuwarden.lifecycle.teardown.orders import hold_machine
 
     ctx = open_context()
     view = await use_case.request(ctx, job_id, verb)  # type: ignore[arg-type]  # click.Choice checked it
     if withdraw:
-        object_to(ctx, job_id, "withdrawn request", user())
+        hold_machine(ctx, job_id, "withdrawn request", user())
         await use_case.withdraw(ctx, view.record.id, "withdrawn on the command line")
         view = await use_case.proceed(ctx, view.record.id)
     return answer(warned(results.torn_down(view), ctx), as_json, "torn_down")
@@ -96,7 +96,7 @@ async def approve(
         elsewhere = " ".join([reply.message, *other_servers(load_config())])
         return answer(reply.model_copy(update={"message": elsewhere}), as_json, "waits")
     ctx = open_context()
-    decided = approval.Decided(auto_teardown, relaunch_budget)
+    decided = approval.ApprovalDecisions(auto_teardown, relaunch_budget)
     try:
         if code is not None:
             if without_proof or decided != approval.NOTHING:
@@ -119,10 +119,10 @@ async def hold(job_id: str, as_json: bool) -> int:
     """
     from gpuwarden.interfaces.cli import approval
     from gpuwarden.lifecycle.leases.self_stop import hold as cancel_self_stop
-    from gpuwarden.lifecycle.teardown.orders import object_to
+    from gpuwarden.lifecycle.teardown.orders import hold_machine
 
     ctx = open_context()
-    effect = object_to(ctx, job_id, "command line", approval.user())
+    effect = hold_machine(ctx, job_id, "command line", approval.user())
     await cancel_self_stop(ctx, job_id)  # may raise if the machine does not answer; the hold is already recorded
     return answer(approval.held(job_id, effect), as_json, "message")
 
@@ -221,10 +221,10 @@ async def watch(
     ctx = open_context("watch")
     watcher = Watcher(ctx, every_s)
     if once:
-        return answer(warned(results.watched(await watcher.once()), ctx), as_json, "standing")
+        return answer(warned(results.watched(await watcher.once()), ctx), as_json, "watch_round")
     first = warned(results.watched(await (watcher.round() if watcher.leads() else watcher.follow())), ctx)
     console.warnings(first)
-    console.standing(results.worded(first, in_commands))
+    console.watch_round(results.worded(first, in_commands))
     before = first.unknown
 
     def show(done: Round) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import plain, unfenced, unquoted
-from gpuwarden.interfaces.cli.drawing import ending_of, local, progress_of, sparkline, zone
+from gpuwarden.interfaces.cli.drawing import auto_teardown_lines, local, progress_of, sparkline, zone
 from gpuwarden.interfaces.results.base import RefusalReply
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def checked(reply: CheckReply) -> None:
     if reply.meter:
         out.print("  " + _meter(reply.meter))
     if reply.ending:
-        for text in ending_of(reply.ending):
+        for text in auto_teardown_lines(reply.ending):
             out.print(f"  {shown(text)}")
     if reply.artifact_store:
         what = (
@@ -475,7 +475,7 @@ def watched(reply: WatchReply) -> None:
         out.print(f"[magenta]unknown[/] {shown(what)}: {shown(why)}")
 
 
-def standing(reply: WatchReply) -> None:
+def watch_round(reply: WatchReply) -> None:
     """Print a full watch round: new alerts, then older open ones."""
     watched(reply)
     fresh = {(a.about, a.kind) for a in reply.news}
@@ -589,14 +589,14 @@ def platforms(titles: dict[str, str]) -> None:
     out.print("[dim]next:[/] `gpuwarden profiles NAME` shows one platform.")
 
 
-def profile(file: Path, told: dict[str, str]) -> None:
+def profile(file: Path, user_notes: dict[str, str]) -> None:
     """Print a profile's page and the user's notes on the platform."""
     from rich.markdown import Markdown
 
     from gpuwarden.frontmatter import read_front_matter
 
     body = read_front_matter(file.read_text("utf-8"), name=file.name).body
-    noted = "".join(f"- {key}: {value}\n" for key, value in told.items())
+    noted = "".join(f"- {key}: {value}\n" for key, value in user_notes.items())
     page = re.sub(r"<!--.*?-->\n", "", body) + (f"\n## Your notes\n{noted}" if noted else "")
     out.print(Markdown(_TABLE.sub(_as_list, page)))
 
@@ -609,8 +609,10 @@ def _as_list(table: re.Match[str]) -> str:
     head, _, *rows = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in table[0].split("\n")[:-1])
     if len(head) <= 3:
         return table[0]
-    told = ((name, "; ".join(f"{h}: {c}" for h, c in zip(head[1:], cells, strict=False) if c)) for name, *cells in rows)
-    return "".join(f"- **{name}** ({facts})\n" for name, facts in told)
+    entries = (
+        (name, "; ".join(f"{h}: {c}" for h, c in zip(head[1:], cells, strict=False) if c)) for name, *cells in rows
+    )
+    return "".join(f"- **{name}** ({facts})\n" for name, facts in entries)
 
 
 def notes(reply: NotesReply) -> None:

@@ -233,8 +233,8 @@ def _sandbox(policy: Policy) -> CheckedReply:
         return CheckedReply(what="sandbox", ok=False, found=f"none works ({found.why}); {then}")
     opened = [OPEN[found.kind]] if found.kind in OPEN else []
     opened += ["the policy gives jobs network access"] if policy.local.network else []
-    told = f"; {'; '.join(opened)}" if opened else ""
-    return CheckedReply(what="sandbox", ok=True, found=f"{found.kind} {found.program}".rstrip() + told)
+    notes = f"; {'; '.join(opened)}" if opened else ""
+    return CheckedReply(what="sandbox", ok=True, found=f"{found.kind} {found.program}".rstrip() + notes)
 
 
 OPEN = {

@@ -11,7 +11,7 @@ from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 
 if TYPE_CHECKING:
-    from gpuwarden.interfaces.results.base import EndingReply
+    from gpuwarden.interfaces.results.base import AutoTeardownReply
     from gpuwarden.interfaces.results.check import CheckReply
     from gpuwarden.interfaces.results.overview import JobLineReply, StatusReply
 
@@ -53,7 +53,7 @@ def sparkline(values: list[float]) -> str:
     return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in means)
 
 
-def ending_of(found: EndingReply) -> list[str]:
+def auto_teardown_lines(found: AutoTeardownReply) -> list[str]:
     """Return the lines that describe a job's automatic teardown and self-stop."""
     lines = []
     if found.automatic_teardown:
@@ -111,9 +111,9 @@ def progress_of(reply: CheckReply) -> list[str]:
             f"started {begun}, {span(reply.elapsed_s)} ago{left}{cost}" if reply.elapsed_s else f"started {begun}"
         )
     if reply.allocation:
-        told = ("engine", "id", "state", "queue", "nodes", "why", "resources")
+        keys = ("engine", "id", "state", "queue", "nodes", "why", "resources")
         restarts = reply.allocation.get("restarts")
-        named = " ".join(str(reply.allocation[key]) for key in told if key in reply.allocation)
+        named = " ".join(str(reply.allocation[key]) for key in keys if key in reply.allocation)
         lines.append(named + (f", restarted {restarts} times" if restarts else ""))
     curve = sparkline(reply.curve) if "utf" in (sys.stdout.encoding or "").lower() else ""
     if curve:

@@ -16,7 +16,7 @@ from gpuwarden.interfaces.cli.script_words import RunsProgram, read_script_file
 if TYPE_CHECKING:
     from gpuwarden.core.fan_out import FanOutPlan
     from gpuwarden.lifecycle.context import Context
-    from gpuwarden.lifecycle.fan_out.limits import Rise
+    from gpuwarden.lifecycle.fan_out.limits import LimitIncrease
 
 FOLLOW_S: Final = 5.0
 
@@ -132,7 +132,7 @@ async def fan_out(
     return answer(warned(results.fanned_out(found), ctx), as_json, "fanned_out")
 
 
-async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> Rise | None:
+async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> LimitIncrease | None:
     """Set new limits for a fan-out and resume it. If higher limits were only checked, return them without resuming."""
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.fan_out.deciding import resume_fan_out

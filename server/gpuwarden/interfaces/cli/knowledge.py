@@ -62,9 +62,9 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
     from datetime import UTC, datetime
 
     from gpuwarden.interfaces.cli import knowledge_maintenance
-    from gpuwarden.knowledge.proposal import Bar
+    from gpuwarden.knowledge.proposal import LessonClaims
 
-    bar = Bar(**{name: given.pop(name) for name in ("root_caused", "reproduced", "mechanistic", "general")})
+    claims = LessonClaims(**{name: given.pop(name) for name in ("root_caused", "reproduced", "mechanistic", "general")})
     title, lines = given.pop("title"), given.pop("lines")
     fields = {**given, "scope": list(given["scope"]), "source": list(given["source"])}
     fields["verified"] = f"{datetime.now(UTC):%Y-%m}"
@@ -74,13 +74,13 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
             raise BadRequest(
                 f"without --job, pass {', '.join(unsaid) or 'no --succeeded'}", "Or pass a failed job with --job."
             )
-        return answer(knowledge_maintenance.propose(str(page), title, fields, lines, bar), as_json, "draft")
+        return answer(knowledge_maintenance.propose(str(page), title, fields, lines, claims), as_json, "draft")
     from gpuwarden.lifecycle.monitoring.postmortem import gather
 
     if lines:
         raise BadRequest("--line can't be combined with --job", "Omit --line, because the log contains the lines.")
     found = await gather(open_context(), job_id, succeeded)
-    return answer(knowledge_maintenance.propose_from(found, page, title, fields, bar), as_json, "lesson")
+    return answer(knowledge_maintenance.propose_from(found, page, title, fields, claims), as_json, "lesson")
 
 
 @cli.group(invoke_without_command=True)

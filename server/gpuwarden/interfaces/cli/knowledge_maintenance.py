@@ -14,7 +14,7 @@ from gpuwarden.data import data_dir
 from gpuwarden.interfaces.results import Result
 from gpuwarden.knowledge import shipped
 from gpuwarden.knowledge.freshness import check
-from gpuwarden.knowledge.proposal import TO_SAY, Bar, draft, home_of, sketch
+from gpuwarden.knowledge.proposal import TO_SAY, LessonClaims, draft, home_of, sketch
 from gpuwarden.lifecycle.monitoring.postmortem import Lesson
 
 
@@ -78,20 +78,22 @@ def check_references(today: date, months: int) -> IssuesReply:
     )
 
 
-def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str, object], bar: Bar) -> LessonReply:
+def propose_from(
+    lesson: Lesson, page: str | None, title: str, fields: dict[str, object], claims: LessonClaims
+) -> LessonReply:
     """Return the evidence about a job and a draft entry that is based on it, without writing any file.
 
     The draft is a complete entry if title, symptom, cause, fix and source are given and all criteria are met.
     """
-    bar = replace(bar, reproduced=bar.reproduced or bool(lesson.again))
+    claims = replace(claims, reproduced=claims.reproduced or bool(lesson.again))
     catalogue, given = shipped(), {key: value for key, value in fields.items() if value}
     home = page or home_of(catalogue, lesson.lines)
-    missing = bar.missing() + [f"{key} is not given" for key in TO_SAY if key not in given]
+    missing = claims.missing() + [f"{key} is not given" for key in TO_SAY if key not in given]
     missing += [] if title else ["title is not given"]
     if missing:
         made = sketch(catalogue, home, given, lesson.lines)
     else:
-        made = draft(catalogue, home, title, given, lesson.lines[:1], bar)
+        made = draft(catalogue, home, title, given, lesson.lines[:1], claims)
     label = f"job {lesson.job.id}"
     known = list(dict.fromkeys((*lesson.known, *made.known)))
     return LessonReply(
@@ -115,13 +117,15 @@ def propose_from(lesson: Lesson, page: str | None, title: str, fields: dict[str,
     )
 
 
-def propose(page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], bar: Bar) -> DraftReply:
+def propose(
+    page: str, title: str, fields: dict[str, object], lines: tuple[str, ...], claims: LessonClaims
+) -> DraftReply:
     """Return a draft for `page`, without writing it. Raises BadRequest if the entry does not meet the criteria."""
-    made = draft(shipped(), page, title, fields, lines, bar)
-    told = (
+    made = draft(shipped(), page, title, fields, lines, claims)
+    message = (
         f"{', '.join(made.known)} already explain these lines; check that this failure is different"
         if made.known
         else ""
     )
     hint = f"Review the draft, then add it to {made.page} by hand."
-    return DraftReply(page=made.page, text=made.text, known=list(made.known), message=told, hint=hint)
+    return DraftReply(page=made.page, text=made.text, known=list(made.known), message=message, hint=hint)

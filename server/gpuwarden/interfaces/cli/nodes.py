@@ -62,8 +62,8 @@ async def check(
 
     from gpuwarden.core.clock import SystemClock
     from gpuwarden.core.errors import BadRequest
-    from gpuwarden.interfaces.results.nodes import looked_at
-    from gpuwarden.lifecycle.nodes import Wanted, check_nodes
+    from gpuwarden.interfaces.results.nodes import nodes_reply
+    from gpuwarden.lifecycle.nodes import NodeCheckSettings, check_nodes
     from gpuwarden.static_analysis.group_launch import read_launch
     from gpuwarden.static_analysis.script import read_script
 
@@ -74,5 +74,5 @@ async def check(
         raise BadRequest(f"the command can't be read: {error}", "Quote the command as in a shell.") from None
     text = _script_of(argv)
     launch = read_launch(argv, pairs, read_script(text, pairs, argv) if text is not None else None)
-    wanted = Wanted(port=port, python=python, size=mb << 20, within_s=within_s, launch=launch)
-    return answer(looked_at(await check_nodes(hosts, wanted, SystemClock())), as_json, "nodes")
+    wanted = NodeCheckSettings(port=port, python=python, size=mb << 20, within_s=within_s, launch=launch)
+    return answer(nodes_reply(await check_nodes(hosts, wanted, SystemClock())), as_json, "nodes")

@@ -48,16 +48,16 @@ def note(ctx: Context, key: str, value: str | None) -> NotesReply:
 def complaints(ctx: Context, notes: Notes) -> list[str]:
     """Return one sentence for each note that names an unknown platform or has no effect."""
     found = []
-    for name, told in notes.platforms.items():
+    for name, notes_here in notes.platforms.items():
         try:
             # `ssh` without a name applies to every SSH machine.
             profile = ctx.profile(name) if "/" in name else ctx.family(name)
         except NotFound:
             found.append(f"platforms.{name}: unknown platform; gpuwarden profiles lists the known ones.")
             continue
-        if (told.host or told.scratch) and profile.meter.metered:
+        if (notes_here.host or notes_here.scratch) and profile.meter.metered:
             found.append(f"platforms.{name}: host and scratch apply only to machines that you own; {name} is rented.")
-        elif told.host and (profile.backend == "local" or profile.id == "ssh"):
+        elif notes_here.host and (profile.backend == "local" or profile.id == "ssh"):
             found.append(
                 f"platforms.{name}: host has no effect; the host is this machine or part of the platform's name."
             )

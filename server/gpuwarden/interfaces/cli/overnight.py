@@ -29,16 +29,16 @@ from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Approval, ArtifactStores, Caps, Local, Policy, TeardownPolicy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
 from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, say_sandbox
-from gpuwarden.interfaces.cli.drawing import ending_of, local, span
+from gpuwarden.interfaces.cli.drawing import auto_teardown_lines, local, span
 from gpuwarden.interfaces.cli.screen import drawn
 from gpuwarden.interfaces.results import base
 from gpuwarden.interfaces.results.overview import status_of
-from gpuwarden.ledger.events import ApprovalGranted, ArtifactsPulled, EndingAnnounced, ResumeIntent
+from gpuwarden.ledger.events import ApprovalGranted, ArtifactsPulled, AutoTeardownAnnounced, ResumeIntent
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
-from gpuwarden.lifecycle.execution.situation import arranged
+from gpuwarden.lifecycle.execution.situation import teardown_plan
 from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Watcher
@@ -175,9 +175,9 @@ async def _evening(night: Night) -> tuple[JobRecord, JobRecord]:
     ctx, stage = night.ctx, night.stage
     stage.act(f"{EVENING}:00 An agent submits a job with automatic teardown")
     ordered = await _launched(night, "ordered", artifact_store=f"hf://{REPO}")
-    decided = base.ending_of(arranged(ctx, ordered))
+    decided = base.auto_teardown_reply(teardown_plan(ctx, ordered))
     assert decided is not None
-    for text in ending_of(decided):
+    for text in auto_teardown_lines(decided):
         stage.say(escape(text))
     stage.say(f"artifact store: the machine uploads the job's outputs to hf://{REPO}")
     ordering, ctx.policy = ctx.policy, ctx.policy.model_copy(update={"teardown": TeardownPolicy()})
@@ -359,7 +359,7 @@ def _bills(night: Night, ordered: JobRecord, second: JobRecord) -> dict[str, Any
     )
     granted = [e.data.channel for e in ctx.ledger.events(kind=ApprovalGranted) if e.subject.startswith("teardown/")]
     whole = all(b["proven"] and b["lease"] == Lease.STOPPED and b["job"] == Job.SUCCEEDED for b in bills.values())
-    announced = ctx.ledger.last(ordered.subject, EndingAnnounced) is not None
+    announced = ctx.ledger.last(ordered.subject, AutoTeardownAnnounced) is not None
     starts = night.cloud.store.state().calls.get("start", 0)
     ok = whole and announced and saved > 0 and granted == ["automatic_teardown", "rehearsal"]
     return {"ok": ok, **bills, "approvals": granted, "starts": starts, "saved_usd": round(saved, 6)}

@@ -56,10 +56,10 @@ def live_overview(
     from rich.live import Live
 
     from gpuwarden.interfaces.results.overview import status_of
-    from gpuwarden.lifecycle.monitoring.overview import glance
+    from gpuwarden.lifecycle.monitoring.overview import cached_overview
 
     def now(unknown: dict[str, str]) -> Group:
-        return drawn(clean(status_of(glance(ctx, unknown))), console.out.height)
+        return drawn(clean(status_of(cached_overview(ctx, unknown))), console.out.height)
 
     with Live(now({}), console=console.out, auto_refresh=False, vertical_overflow="crop") as live:
         yield lambda unknown: live.update(now(unknown), refresh=True)

@@ -97,7 +97,7 @@ async def write(
     """
     from gpuwarden.hub.client import HubConfig
     from gpuwarden.interfaces.results.templates import filled_reply
-    from gpuwarden.lifecycle.templates.fill import Wish, fill
+    from gpuwarden.lifecycle.templates.fill import TemplateRequest, fill
     from gpuwarden.lifecycle.templates.sizing import sized
     from gpuwarden.static_analysis.shipped_trainers import trainer
 
@@ -108,8 +108,10 @@ async def write(
     target = file or Path(f"{trainer(name).name}.py")
     refuse_to_overwrite(target)
     profile = ctx.profile(platform) if platform else None
-    wish = Wish(name, model, dataset, {key.replace("-", "_"): value for key, value in pairs.items()}, push)
-    filled = await fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=Path.cwd())
+    request = TemplateRequest(
+        name, model, dataset, {key.replace("-", "_"): value for key, value in pairs.items()}, push
+    )
+    filled = await fill(request, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile, here=Path.cwd())
     try:
         if not bundle:
             write_package(target.parent)

@@ -18,7 +18,7 @@ from mcp_types import CallToolResult
 
 from gpuwarden.interfaces.results.inventory import InstancesReply
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.check import CheckedJob
 
 CARDS: Final = {"check_job": "ui://gpuwarden/job.html", "list_instances": "ui://gpuwarden/machines.html"}
 VIEW: Final = "gpuwarden/card"
@@ -66,7 +66,7 @@ async def offer_cards(ctx: ServerRequestContext[Any, Any], call_next: Any) -> An
 
 
 async def with_card(
-    client: ClientContext[Any, Any] | None, result: CallToolResult, ctx: Context, seen: Checked | InstancesReply
+    client: ClientContext[Any, Any] | None, result: CallToolResult, ctx: Context, seen: CheckedJob | InstancesReply
 ) -> CallToolResult:
     """Add a card's data to the result if the client supports cards. On an error, omit the data."""
     if client is None or result.is_error or not client_supports_apps(client):

@@ -45,7 +45,7 @@ class TaskParams(RequestParams):
     task_id: str = Field(alias="taskId", max_length=MAX_ID)
 
 
-class Asked(BaseModel):
+class WaitArguments(BaseModel):
     """The arguments of a call that waits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +63,7 @@ class Asked(BaseModel):
         return value
 
 
-class News(BaseModel):
+class WaitSnapshot(BaseModel):
     """The values that a wait compares: the time of a job's last transition, its step, and digests of its alerts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,8 +78,8 @@ class Wait(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    asked: Asked
-    first: News
+    asked: WaitArguments
+    first: WaitSnapshot
     at: float = Field(ge=0, lt=1e11)
 
     @property
@@ -95,7 +95,7 @@ class Wait(BaseModel):
         except ValueError as error:
             raise MCPError(code=INVALID_PARAMS, message="unknown taskId") from error
 
-    def is_over(self, now: News, state: str) -> bool:
+    def is_over(self, now: WaitSnapshot, state: str) -> bool:
         """Return whether the awaited event has happened. A new alert ends every wait: a stalled job makes no steps."""
         moved = self.asked.until != "end" and now.since != self.first.since
         stepped = self.asked.until == "step" and now.step not in (None, self.first.step)
@@ -128,7 +128,7 @@ class Tasks(Extension):
         if not declared or params.name != "check_job" or not arguments.get("until"):
             return await call_next(ctx)
         try:
-            asked = Asked.model_validate(arguments)
+            asked = WaitArguments.model_validate(arguments)
         except ValidationError:
             return await call_next(ctx)  # the tool explains the error
         result, body = await self._checked(ctx, asked)
@@ -157,19 +157,19 @@ class Tasks(Extension):
         Wait.read(params.task_id)
         return {"resultType": "complete"}
 
-    async def _checked(self, ctx: Request, asked: Asked) -> tuple[CallToolResult, dict[str, Any]]:
+    async def _checked(self, ctx: Request, asked: WaitArguments) -> tuple[CallToolResult, dict[str, Any]]:
         result = await self._check(ctx, asked.model_dump(exclude={"until"}, exclude_none=True))
         assert isinstance(result, CallToolResult) and result.structured_content, "check_job asks the client nothing"
         return result, result.structured_content
 
-    def _news(self, body: dict[str, Any]) -> News:
+    def _news(self, body: dict[str, Any]) -> WaitSnapshot:
         subject = f"job/{body['job_id']}"
         row = self._ctx.ledger.row(subject)
         assert row is not None, "the job was just checked"
         raised = (event.data for event in self._ctx.ledger.standing_alerts() if event.subject == subject)
         alerts = (*body["alerts"], *(f"{alert.condition} {alert.text}" for alert in raised))
         digests = {sha256(alert.encode()).hexdigest()[:8] for alert in alerts}
-        return News(since=row.since, step=body["step"], alerts=tuple(sorted(digests)))
+        return WaitSnapshot(since=row.since, step=body["step"], alerts=tuple(sorted(digests)))
 
     def _task(self, wait: Wait) -> dict[str, Any]:
         return {

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         DatasetsReply,
         ReposReply,
         datasets_found,
-        repos_seen,
+        repos_reply,
     )
     from gpuwarden.interfaces.results.inventory import (
         AccountReply,
@@ -106,7 +106,7 @@ __all__ = [
     "offered",
     "pulled",
     "reported",
-    "repos_seen",
+    "repos_reply",
     "signaled",
     "status_of",
     "submitted",
@@ -159,7 +159,7 @@ _HOMES: Final = {
         "DatasetsReply",
         "ReposReply",
         "datasets_found",
-        "repos_seen",
+        "repos_reply",
     ),
     "inventory": (
         "AccountReply",

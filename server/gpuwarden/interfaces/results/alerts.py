@@ -7,12 +7,12 @@ from pydantic import Field
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
-from gpuwarden.interfaces.results.base import Guided, WarnedReply
+from gpuwarden.interfaces.results.base import WarnedReply, WithNextSteps
 from gpuwarden.lifecycle.monitoring.watch import Round
 from gpuwarden.lifecycle.notify import Alert
 
 
-class AlertReply(Guided):
+class AlertReply(WithNextSteps):
     """One alert. `state` is raised, or cleared once the problem is over. `about` is the subject: a job, a lease, an
     account's balance or the current day.
     """

@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.records import LeaseRecord
 from gpuwarden.policy_record import Notice
 
 if TYPE_CHECKING:
-    from gpuwarden.lifecycle.execution.situation import Arranged
+    from gpuwarden.lifecycle.execution.situation import TeardownPlan
 
 SHOWN = 20
 """Maximum number of entries in each list of a reply; longer lists would fill up a model's context."""
@@ -40,7 +40,7 @@ Steps = Annotated[
 ]
 
 
-class Guided(BaseModel):
+class WithNextSteps(BaseModel):
     """Base class for models with next steps. `next` contains the steps as values; a text field contains the same steps,
     rendered for an interface.
     """
@@ -106,7 +106,7 @@ def sentence(call: str, step: NextStep) -> str:
     return f"{start[0].upper()}{start[1:]}{end}."
 
 
-class FindingReply(Guided):
+class FindingReply(WithNextSteps):
     """One finding from a gate. `fix` is `next` rendered for the interface."""
 
     rule: str
@@ -145,7 +145,7 @@ class MeterReply(BaseModel):
     host_key: str | None = None
 
 
-class EndingReply(BaseModel):
+class AutoTeardownReply(BaseModel):
     """The automatic teardown and self-stop that the user chose for a job's machine.
 
     `ends_at` is set once the user has been notified.
@@ -166,11 +166,11 @@ class EndingReply(BaseModel):
         return {k: v for k, v in whole(self).items() if v not in (None, "")}
 
 
-def ending_of(found: Arranged | None) -> EndingReply | None:
+def auto_teardown_reply(found: TeardownPlan | None) -> AutoTeardownReply | None:
     """Return the automatic teardown and self-stop of a job's machine; None if neither was chosen."""
     if found is None:
         return None
-    return EndingReply(
+    return AutoTeardownReply(
         automatic_teardown=found.verb,
         grace_minutes=round(found.grace_s / 60, 1) if found.verb else None,
         through=found.through,

@@ -9,13 +9,20 @@ from pydantic import BaseModel, Field
 from gpuwarden.core.models import Observation
 from gpuwarden.core.sanitize import fence, line, named, quoted, redact
 from gpuwarden.core.states import TERMINAL_JOBS, Job
-from gpuwarden.interfaces.results.base import SHOWN, EndingReply, MeterReply, WarnedReply, ending_of, meter_of
+from gpuwarden.interfaces.results.base import (
+    SHOWN,
+    AutoTeardownReply,
+    MeterReply,
+    WarnedReply,
+    auto_teardown_reply,
+    meter_of,
+)
 from gpuwarden.interfaces.results.cells import FanOutReply
 from gpuwarden.interfaces.results.decisions import CheckOutcomeReply, outcome_reply
 from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
 from gpuwarden.knowledge import Diagnosis
-from gpuwarden.lifecycle.artifacts.ladder import Held
-from gpuwarden.lifecycle.monitoring.check import Checked, Signaled
+from gpuwarden.lifecycle.artifacts.ladder import StageState
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, SignaledJob
 from gpuwarden.lifecycle.posted import posted_text
 from gpuwarden.lifecycle.records import LeaseRecord
 
@@ -80,7 +87,7 @@ class CheckReply(WarnedReply):
     exit_code: int | None = None
     alerts: list[str] = Field(default_factory=list)
     meter: MeterReply | None = None
-    ending: EndingReply | None = None
+    ending: AutoTeardownReply | None = None
     diagnoses: list[DiagnosisReply] = Field(default_factory=list)
     skew: SkewReply | None = None
     """Package releases that contain the name that the failed job could not find."""
@@ -100,7 +107,7 @@ class CheckReply(WarnedReply):
         return {name: value for name, value in super().short().items() if name not in ("curve", "started_at")}
 
 
-def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
+def checked(result: CheckedJob, values: tuple[str, ...] = ()) -> CheckReply:
     """Return the reply to check_job. `values` are secrets that the log may contain."""
     job, seen = result.job, result.observation
     log = result.log.text if result.log else ""
@@ -127,7 +134,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         exit_code=seen.exit_code if seen else None,
         alerts=[quoted(a) for a in (*(seen.alerts[-SHOWN:] if seen else ()), *map(posted_text, result.posted))],
         meter=meter_of(result.lease) if result.lease else None,
-        ending=ending_of(result.ending),
+        ending=auto_teardown_reply(result.ending),
         diagnoses=[diagnosis_reply(d, values) for d in result.diagnoses],
         skew=skew_reply(result.skew),
         checks=[outcome_reply(one) for one in result.checks],
@@ -141,7 +148,7 @@ def checked(result: Checked, values: tuple[str, ...] = ()) -> CheckReply:
         if (store := result.artifact_store)
         else None,
         remaining_range_s=[round(result.remaining.low), round(result.remaining.high)] if result.remaining else [],
-        evidence={step.rung: step.held for step in result.evidence if step.held is not Held.UNASKED},
+        evidence={step.rung: step.held for step in result.evidence if step.held is not StageState.UNASKED},
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,
@@ -170,7 +177,7 @@ def _progress(seen: Observation | None, lease: LeaseRecord | None, *, running: b
     }
 
 
-def signaled(result: Signaled) -> CheckReply:
+def signaled(result: SignaledJob) -> CheckReply:
     """Return the reply to cancel_job, or to a pause or resume."""
     job = result.job
     return CheckReply(
@@ -180,7 +187,7 @@ def signaled(result: Signaled) -> CheckReply:
         reason=str(job.reason or ""),
         next=result.next_steps,
         meter=meter_of(result.lease) if result.lease else None,
-        ending=ending_of(result.ending),
+        ending=auto_teardown_reply(result.ending),
     )
 
 

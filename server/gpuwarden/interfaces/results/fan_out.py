@@ -15,8 +15,8 @@ from gpuwarden.interfaces.results.check import CheckReply
 from gpuwarden.interfaces.results.submission import SubmitReply
 from gpuwarden.lifecycle.fan_out.holds import Held, Hold
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult
-from gpuwarden.lifecycle.fan_out.limits import Rise
-from gpuwarden.lifecycle.fan_out.records import Standing
+from gpuwarden.lifecycle.fan_out.limits import LimitIncrease
+from gpuwarden.lifecycle.fan_out.records import FanOutStatus
 from gpuwarden.lifecycle.fan_out.summary import spreads
 
 _OPEN: Final = frozenset({CellState.WAITING, CellState.RUNNING, CellState.VERIFIED})
@@ -50,7 +50,7 @@ def fanned_out(result: FanOutResult) -> SubmitReply:
     return reply
 
 
-def _rising(reply: SubmitReply, rise: Rise) -> SubmitReply:
+def _rising(reply: SubmitReply, rise: LimitIncrease) -> SubmitReply:
     """Return the reply to a check of higher limits. The new limits are not active yet."""
     issued = rise.issued
     reply.ok, reply.code = True, "approval_required" if issued.ask else "checked"
@@ -62,7 +62,7 @@ def _rising(reply: SubmitReply, rise: Rise) -> SubmitReply:
     return reply
 
 
-def fan_out_checked(result: FanOutResult, now: Standing) -> CheckReply:
+def fan_out_checked(result: FanOutResult, now: FanOutStatus) -> CheckReply:
     """Return the reply to a check of an accepted fan-out."""
     state = _state(now)
     return CheckReply(
@@ -76,13 +76,13 @@ def fan_out_checked(result: FanOutResult, now: Standing) -> CheckReply:
     )
 
 
-def _state(now: Standing) -> str:
+def _state(now: FanOutStatus) -> str:
     """Return `complete` if every cell is verified, `over` if no further cell will be verified, otherwise `running`."""
     whole = now.cells.count(CellState.VERIFIED) == now.fan.plan.size
     return "complete" if whole else "over" if now.over else "running"
 
 
-def _message(result: FanOutResult, now: Standing) -> str:
+def _message(result: FanOutResult, now: FanOutStatus) -> str:
     proven, machines = now.cells.count(CellState.VERIFIED), ""
     if now.live:
         machines = f", {counted(len(now.live), 'machine')} running"

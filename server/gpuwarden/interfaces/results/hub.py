@@ -26,7 +26,7 @@ class DatasetsReply(Result):
     more: bool = False
 
 
-def repos_seen(answer: RepoAnswer) -> ReposReply:
+def repos_reply(answer: RepoAnswer) -> ReposReply:
     """Return the reply to hub_repo_details. `ok` means that the request was answered, not that every repo exists."""
     return ReposReply(message=quoted(answer.note), repos=[_kept(r) for r in answer.repos], requests=answer.requests)
 

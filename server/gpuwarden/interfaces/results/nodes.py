@@ -11,7 +11,7 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import Result
-from gpuwarden.lifecycle.nodes import Looked
+from gpuwarden.lifecycle.nodes import NodeCheckResult
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
 
 TEXTS: Final[dict[NodeCode, str]] = {
@@ -36,7 +36,7 @@ TEXTS: Final[dict[NodeCode, str]] = {
     NodeCode.WAY_UNSEEN: "its route to {target} could not be checked",
     NodeCode.PACKETS_LOST: "packets of {mtu} bytes to {target} are silently dropped, but packets of {passes} bytes "
     "arrive: large collectives would hang",
-    NodeCode.PACKETS_CUT: "the route to {target} limits packets to {told} bytes, but the node's interface sends up to "
+    NodeCode.PACKETS_CUT: "the route to {target} limits packets to {limit} bytes, but the node's interface sends up to "
     "{mtu} bytes; routers report this, and TCP adapts",
     NodeCode.MTU_DIFFERS: "the interfaces have different packet sizes: {sizes}",
     NodeCode.MTU_UNSEEN: "the packet sizes that reach {target} could not be checked",
@@ -106,7 +106,7 @@ def text_of(problem: Problem) -> str:
     return TEXTS[problem.code].format(**given) + message
 
 
-def looked_at(done: Looked) -> NodesReply:
+def nodes_reply(done: NodeCheckResult) -> NodesReply:
     """Return the reply to a check of several nodes. `ok` is true only if the result of every check is yes."""
     found, answers = done.verdict.problems, done.verdict.answers
     wrong = [area for area, answer in answers.items() if answer is Answer.NO]

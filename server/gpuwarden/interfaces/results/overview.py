@@ -13,7 +13,7 @@ from gpuwarden.core.plural import counted
 from gpuwarden.core.policy import Team
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.interfaces.results.base import EndingReply, Guided, Result, WarnedReply, ending_of
+from gpuwarden.interfaces.results.base import AutoTeardownReply, Result, WarnedReply, WithNextSteps, auto_teardown_reply
 from gpuwarden.interfaces.results.inventory import (
     AccountReply,
     ClockReply,
@@ -31,7 +31,7 @@ SHOWN = 100
 NOBODY: Final = Team()
 
 
-class WaitingReply(Guided):
+class WaitingReply(WithNextSteps):
     """One decision that waits for the user. `hint` contains the commands for it; `cost_usd` is the machine's cost so
     far or the job's maximum cost.
     """
@@ -50,7 +50,7 @@ class WaitingReply(Guided):
     hint: str = ""
 
 
-class JobLineReply(Guided):
+class JobLineReply(WithNextSteps):
     """One job in a list."""
 
     job_id: str
@@ -70,7 +70,7 @@ class JobLineReply(Guided):
     price_usd_per_hour: float | None = None
     billing: bool = False
     clocks: list[ClockReply] = Field(default_factory=list)
-    ending: EndingReply | None = None
+    ending: AutoTeardownReply | None = None
     storage: list[str] = Field(default_factory=list)
     """Storage that is still billed although its machine is gone."""
 
@@ -193,7 +193,7 @@ def job_line(line: JobLine) -> JobLineReply:
         price_usd_per_hour=line.price_usd_per_hour,
         billing=line.billing,
         clocks=[clock_reply(clock) for clock in line.clocks],
-        ending=ending_of(line.ending),
+        ending=auto_teardown_reply(line.ending),
         storage=list(line.storage),
         next=(do(Action.CHECK, job_id=job.id),) if line.billing and job.state in TERMINAL_JOBS else (),
     )

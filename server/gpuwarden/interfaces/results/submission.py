@@ -87,7 +87,7 @@ def submitted(result: Submission) -> SubmitReply:
         reply.job_id, reply.state = job.id, job.state
         reply.code = "adopted" if result.adopted else "accepted"
         same = "This job was already submitted, so no second one was created. " if result.adopted else ""
-        reply.message = f"{same}Job {job.id} {job.state.told}" + (f" ({quoted(job.why)})." if job.why else ".")
+        reply.message = f"{same}Job {job.id} {job.state.phrase}" + (f" ({quoted(job.why)})." if job.why else ".")
         reply.message += f" Once everything is verified, automatic teardown {result.ordered}s its machine." * bool(
             result.ordered
         )

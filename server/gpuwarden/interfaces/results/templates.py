@@ -13,7 +13,7 @@ from gpuwarden.core.repos import Repo
 from gpuwarden.core.sanitize import fence, line, named, quoted
 from gpuwarden.interfaces.results.base import Result
 from gpuwarden.lifecycle.templates.convert import Conversion
-from gpuwarden.lifecycle.templates.fill import Filled
+from gpuwarden.lifecycle.templates.fill import FilledTemplate
 from gpuwarden.static_analysis.bundle import FOLDER
 from gpuwarden.static_analysis.shipped_trainers import ALIASES, Trainer, trainer, trainer_names
 
@@ -129,7 +129,9 @@ def template_shown(found: Trainer) -> TemplateWholeReply:
     return TemplateWholeReply(template=template_reply(found), about=found.about, settings=settings)
 
 
-def filled_reply(filled: Filled, platform: str, file: str = "", more: dict[str, Any] | None = None) -> FilledReply:
+def filled_reply(
+    filled: FilledTemplate, platform: str, file: str = "", more: dict[str, Any] | None = None
+) -> FilledReply:
     """Return a filled template. `more` has additional job arguments, such as the GPU."""
     spec = JobSpec.model_fields
     submit = {

@@ -27,7 +27,7 @@ from gpuwarden.running_servers import folder
 NOTE: Final = "setup.json"
 
 
-class Written(Frozen):
+class WrittenChange(Frozen):
     """A change that has been written to one client's file: its offset, its text, and the file's resulting digest.
 
     `made` is true if the file did not exist before. `folder_made` is true if its folder did not exist before; a
@@ -43,10 +43,10 @@ class Written(Frozen):
     guard: bool = False
 
 
-class Note(Frozen):
+class SetupRecord(Frozen):
     """All changes that `gpuwarden setup` has written, keyed by client."""
 
-    clients: dict[str, Written] = {}
+    clients: dict[str, WrittenChange] = {}
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Change:
         return (self.before or "")[: self.at].count("\n")
 
     @property
-    def written(self) -> Written:
+    def written(self) -> WrittenChange:
         """Return the record of this change. The record is saved before the change is written."""
         file = self.client.file
-        return Written(
+        return WrittenChange(
             file=str(file), at=self.at, text=self.text, after=digest(self.after), made=self.before is None,
             folder_made=not file.parent.exists(),
         )  # fmt: skip
@@ -113,7 +113,7 @@ def planned(client: ClientFile, entry: dict[str, Any]) -> Change:
     return change
 
 
-def undone(client: ClientFile, written: Written) -> str | None:
+def undone(client: ClientFile, written: WrittenChange) -> str | None:
     """Return the file's text without the entry that setup wrote, or None if the file itself must be deleted.
 
     Raises KeyError if the entry is absent, and ValueError if it can't be removed.
@@ -163,14 +163,14 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_note() -> Note:
+def read_note() -> SetupRecord:
     """Return the record of all changes; empty if it is missing or can't be read."""
     with contextlib.suppress(OSError, ValueError):
-        return Note.model_validate_json((folder().parent / NOTE).read_bytes())
-    return Note()
+        return SetupRecord.model_validate_json((folder().parent / NOTE).read_bytes())
+    return SetupRecord()
 
 
-def write_note(note: Note) -> None:
+def write_note(note: SetupRecord) -> None:
     """Replace the record of all changes. Raises OSError."""
     write_private(private_folder(folder().parent) / NOTE, note.model_dump_json())
 

@@ -22,7 +22,16 @@ from gpuwarden.interfaces.hooks.install import CLIENTS as HOOKED
 from gpuwarden.interfaces.hooks.install import NOT_TRUSTED, TRUST, by_plugin, hook_lines, hooks, replace_text
 from gpuwarden.interfaces.launch import Run, entry, from_folder, from_here, in_cache
 from gpuwarden.interfaces.results import Result
-from gpuwarden.interfaces.setup.changes import Change, Note, Written, lines_of, planned, read_note, undone, write_note
+from gpuwarden.interfaces.setup.changes import (
+    Change,
+    SetupRecord,
+    WrittenChange,
+    lines_of,
+    planned,
+    read_note,
+    undone,
+    write_note,
+)
 from gpuwarden.interfaces.setup.clients import ClientFile, client_files, plugin_folder
 from gpuwarden.interfaces.variables import variables
 
@@ -149,8 +158,8 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
             _failed(reply)
     for name in plan.guards:
         note = read_note()
-        kept = note.clients.get(name, Written())
-        write_note(Note(clients={**note.clients, name: kept.model_copy(update={"guard": True})}))
+        kept = note.clients.get(name, WrittenChange())
+        write_note(SetupRecord(clients={**note.clients, name: kept.model_copy(update={"guard": True})}))
         try:
             reply.guards[name] = hooks("install", (name,), config, env).clients[name]
         except (WardenError, OSError) as error:
@@ -165,8 +174,8 @@ def carry_out(plan: Plan, config: Config, env: Mapping[str, str]) -> SetupReply:
 def enter(change: Change) -> str:
     """Record and write one change, and return the resulting state."""
     before, name = read_note(), change.client.name
-    kept = before.clients.get(name, Written())
-    write_note(Note(clients={**before.clients, name: change.written.model_copy(update={"guard": kept.guard})}))
+    kept = before.clients.get(name, WrittenChange())
+    write_note(SetupRecord(clients={**before.clients, name: change.written.model_copy(update={"guard": kept.guard})}))
     try:
         change.write()
     except (WardenError, OSError, ValueError) as error:
@@ -193,16 +202,16 @@ def take_back(names: Iterable[str], config: Config, env: Mapping[str, str]) -> S
             gone, reply.clients[client.name] = _take_out(client, written)
             if not gone:
                 _failed(reply)
-            written = Written(guard=written.guard) if gone else written
+            written = WrittenChange(guard=written.guard) if gone else written
         rest = {n: w for n, w in note.clients.items() if n != client.name}
-        note = Note(clients={**rest, client.name: written} if written != Written() else rest)
+        note = SetupRecord(clients={**rest, client.name: written} if written != WrittenChange() else rest)
         write_note(note)
     if not (reply.clients or reply.guards):
         reply.message = "Nothing to undo: gpuwarden setup has made no changes."
     return reply
 
 
-def _take_out(client: ClientFile, written: Written) -> tuple[bool, str]:
+def _take_out(client: ClientFile, written: WrittenChange) -> tuple[bool, str]:
     """Remove one entry from a client's file. Return whether the entry is gone, and the state to show."""
     if written.file != str(client.file):
         return False, f"left unchanged: it was added to {line(written.file, 200)}"

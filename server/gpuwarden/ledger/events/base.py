@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuwarden.core.reasons import Code, Reason, known_code
 
 
-class Because(BaseModel):
+class StoredReason(BaseModel):
     """A stored reason with its code and parameters. A code written by a later version may be unknown."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -34,7 +34,7 @@ class Body(BaseModel):
     MOVES_TO: ClassVar[StrEnum | None] = None
 
     why: str = ""
-    reason: Because | None = None
+    reason: StoredReason | None = None
 
     @property
     def gist(self) -> str:
@@ -48,7 +48,7 @@ class Body(BaseModel):
 
     def because(self, reason: Reason) -> Self:
         """Return a copy of this event with a reason, both as a code and as a sentence."""
-        stored = Because(code=str(reason.code), parameters=dict(reason.parameters))
+        stored = StoredReason(code=str(reason.code), parameters=dict(reason.parameters))
         return self.model_copy(update={"why": reason.text, "reason": stored})
 
     @classmethod

@@ -25,7 +25,7 @@ class FanOutAccepted(Body):
     folder: str
 
 
-class FanOutAsked(Body):
+class FanOutRequested(Body):
     """A search chose more cells. A resumed search reads its earlier choices from these events."""
 
     event: Literal["fanout.asked"] = "fanout.asked"

@@ -267,7 +267,7 @@ class RelaunchIntent(Body):
     generation: int
 
 
-class MachineSeen(Body):
+class MachineIdentified(Body):
     """The machine on which a job runs was identified, including the machine's current boot."""
 
     event: Literal["machine.seen"] = "machine.seen"

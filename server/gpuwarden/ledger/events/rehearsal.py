@@ -9,7 +9,7 @@ from pydantic import Field
 from gpuwarden.ledger.events.base import Body
 
 
-class RehearsalAsked(Body):
+class RehearsalRequested(Body):
     """A rehearsal was requested. `digest` covers the script and its arguments, variables and inputs."""
 
     event: Literal["rehearsal.asked"] = "rehearsal.asked"

@@ -124,7 +124,7 @@ class TeardownNeedsHuman(Body):
     MOVES_TO: ClassVar = Teardown.NEEDS_HUMAN
 
 
-class EndingOrdered(Body):
+class AutoTeardownOrdered(Body):
     """The user enabled automatic teardown of a job's machine. It starts when all outputs are verified.
 
     `through` names the place where it was enabled: the policy file with the digest `policy`, or the approval of the
@@ -155,7 +155,7 @@ class SelfStopOrdered(Body):
     policy: str = ""
 
 
-class EndingAnnounced(Body):
+class AutoTeardownAnnounced(Body):
     """Automatic teardown will start at `ends_at`, based on the facts with this digest, unless the user cancels it."""
 
     event: Literal["ending.announced"] = "ending.announced"
@@ -165,7 +165,7 @@ class EndingAnnounced(Body):
     ends_at: float
 
 
-class EndingObjected(Body):
+class AutoTeardownHeld(Body):
     """A hold canceled automatic teardown for this job. Its teardown now requires the usual approval."""
 
     event: Literal["ending.objected"] = "ending.objected"

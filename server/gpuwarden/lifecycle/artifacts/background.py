@@ -45,7 +45,7 @@ _RESTING: Final = frozenset({Job.SUCCEEDED, Job.PAUSED})
 _PULL: Final = frozenset({Copy.NONE, Copy.STALE, Copy.FROM_STORE, Copy.PARTIAL, Copy.DAMAGED})
 
 
-class Keeper:
+class BackgroundCopier:
     """Makes verified copies of jobs' outputs, one job at a time. A failed copy is retried at doubling intervals."""
 
     def __init__(self, ctx: Context) -> None:

@@ -14,12 +14,12 @@ from gpuwarden.core.models import Verdict
 from gpuwarden.core.next_step import Copy
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, Body
-from gpuwarden.lifecycle.artifacts.local_copies import Standing, copy_for, copy_state, verified_now
+from gpuwarden.lifecycle.artifacts.local_copies import CopyStatus, copy_for, copy_state, verified_now
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 
 
-class Rung(StrEnum):
+class ProofStage(StrEnum):
     """A verification step."""
 
     DECLARED = "declared"
@@ -29,7 +29,7 @@ class Rung(StrEnum):
     STORED = "stored"
 
 
-class Held(StrEnum):
+class StageState(StrEnum):
     """The state of a step. NOT_YET: the step is pending. UNASKED: the job does not require the step."""
 
     YES = "yes"
@@ -40,11 +40,11 @@ class Held(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class ProofStep:
     """One step with its evidence: the time when it was recorded, the number of files and bytes, and the problems."""
 
-    rung: Rung
-    held: Held
+    rung: ProofStage
+    held: StageState
     at: float | None = None
     files: int | None = None
     bytes: int | None = None
@@ -54,41 +54,48 @@ class Step:
 
 
 B = TypeVar("B", bound=Body)
-_LOADED = {Verdict.PROVEN: Held.YES, Verdict.REFUTED: Held.NO, Verdict.UNKNOWN: Held.UNKNOWN}
-_COPIED = {Copy.NONE: Held.NOT_YET, Copy.STALE: Held.NOT_YET, Copy.PARTIAL: Held.NO, Copy.EMPTY: Held.NO}
+_LOADED = {Verdict.PROVEN: StageState.YES, Verdict.REFUTED: StageState.NO, Verdict.UNKNOWN: StageState.UNKNOWN}
+_COPIED = {
+    Copy.NONE: StageState.NOT_YET,
+    Copy.STALE: StageState.NOT_YET,
+    Copy.PARTIAL: StageState.NO,
+    Copy.EMPTY: StageState.NO,
+}
 
 
-def ladder(ctx: Context, job: JobRecord) -> tuple[Step, ...]:
+def ladder(ctx: Context, job: JobRecord) -> tuple[ProofStep, ...]:
     """Return the states of the five steps for a job's outputs, in order."""
     return tuple(_steps(ctx, job))
 
 
-def _steps(ctx: Context, job: JobRecord) -> Iterator[Step]:
-    yield Step(Rung.DECLARED, Held.YES if job.outputs else Held.NO, at=job.accepted_at, names=job.outputs)
+def _steps(ctx: Context, job: JobRecord) -> Iterator[ProofStep]:
+    yield ProofStep(
+        ProofStage.DECLARED, StageState.YES if job.outputs else StageState.NO, at=job.accepted_at, names=job.outputs
+    )
     pulled, state = copy_for(ctx, job.id), copy_state(ctx, job.id)
     counts = pulled.digest if pulled else ""
     made = next((e for e in _latest(ctx, job, ArtifactsPulled) if e.data.digest == counts), None)
-    yield Step(
-        Rung.COPIED,
-        _COPIED.get(state, Held.YES),
+    yield ProofStep(
+        ProofStage.COPIED,
+        _COPIED.get(state, StageState.YES),
         at=made.at if made else None,
         files=made.data.files if made else None,
         bytes=made.data.bytes if made else None,
         problems=made.data.problems if made else (),
         copy=state,
     )
-    now = verified_now(ctx, job.id, pulled) if pulled else Standing()
+    now = verified_now(ctx, job.id, pulled) if pulled else CopyStatus()
     # A verification proves nothing about files that have changed since.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)
-    equal = Held.YES if now.equal else Held.NO if current and state is Copy.DAMAGED else Held.NOT_YET
-    yield Step(Rung.EQUAL, equal, at=at, files=files)
-    held = _LOADED[now.verdict] if now.verdict is not None else Held.NOT_YET
-    yield Step(Rung.LOADED, held, at=at, files=files, problems=now.problems)
+    equal = StageState.YES if now.equal else StageState.NO if current and state is Copy.DAMAGED else StageState.NOT_YET
+    yield ProofStep(ProofStage.EQUAL, equal, at=at, files=files)
+    held = _LOADED[now.verdict] if now.verdict is not None else StageState.NOT_YET
+    yield ProofStep(ProofStage.LOADED, held, at=at, files=files, problems=now.problems)
     # Only the teardown gate compares the store with the machine's files.
     names = (job.spec.artifact_store,) if job.spec.artifact_store else ()
-    yield Step(Rung.STORED, Held.UNKNOWN if names else Held.UNASKED, names=names)
+    yield ProofStep(ProofStage.STORED, StageState.UNKNOWN if names else StageState.UNASKED, names=names)
 
 
 def _latest(ctx: Context, job: JobRecord, kind: type[B]) -> list[Event[B]]:

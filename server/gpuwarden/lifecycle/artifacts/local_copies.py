@@ -27,7 +27,7 @@ from gpuwarden.lifecycle.records import JobRecord, at_rest, read_job
 from gpuwarden.private import private_folder, write_private
 
 
-class Standing(Frozen):
+class CopyStatus(Frozen):
     """Current state of the local copy. `verdict` is None if the copy has not been verified since it last changed.
 
     `equal` is true if every file has the digest that the manifest lists, regardless of the verdict on its content.
@@ -273,13 +273,13 @@ def proof_of(ctx: Context, job_id: str, pulled: Pulled) -> ArtifactsVerified | N
     return next((event.data for event in reversed(proofs) if event.data.pull == pulled.digest), None)
 
 
-def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> Standing:
+def verified_now(ctx: Context, job_id: str, pulled: Pulled) -> CopyStatus:
     """Return a local copy's verification state, with no verdict if the copy has changed since its verification."""
     proof = proof_of(ctx, job_id, pulled)
     if proof is None or proof.seal is None:
-        return Standing()
+        return CopyStatus()
     if proof.level not in {Level.LOAD, Level.RESUME} or proof.seal != seal(pulled):
-        return Standing()
-    return Standing(
+        return CopyStatus()
+    return CopyStatus(
         verdict=proof.verdict, equal=proof.equal, problems=proof.problems, unread=proof.unread, aside=proof.aside
     )

@@ -30,7 +30,7 @@ from gpuwarden.lifecycle.artifacts.store_pull import at_rest, readable_store, re
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.leases.self_stop import hold, keeps, wake
+from gpuwarden.lifecycle.leases.self_stop import hold, survives_stop, wake
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.private import private_folder
@@ -152,7 +152,7 @@ async def _pull_machine(
     target = dest_of(ctx, job, dest)
     job = declare(ctx, job, also)
     assert job.handle is not None
-    if not all(keeps(ctx, job.spec, path) for path in job.declared):
+    if not all(survives_stop(ctx, job.spec, path) for path in job.declared):
         await hold(ctx, job_id)  # a self-stop would lose the newly declared outputs
     backend = ctx.backend(job.handle.backend)
     if dest is None:

@@ -58,7 +58,7 @@ async def reachable(ctx: Context, store_url: str) -> Answer[str]:
     return Known("")
 
 
-async def look_at_store(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> StoreCopy:
+async def compare_with_store(ctx: Context, job: JobRecord, handle: Handle, listed: Manifest) -> StoreCopy:
     """Compare the store with the current files on the machine."""
     store_url = job.spec.artifact_store
     try:

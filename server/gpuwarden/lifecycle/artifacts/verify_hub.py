@@ -16,7 +16,7 @@ import anyio
 
 from gpuwarden.checkpoints.budget import Budget
 from gpuwarden.checkpoints.examine import examine, examine_tree, look
-from gpuwarden.checkpoints.findings import Ask, Expected, Findings
+from gpuwarden.checkpoints.findings import ExamineOptions, Expected, Findings
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder, Tree
 from gpuwarden.checkpoints.verify import report, usable, verify
@@ -55,7 +55,7 @@ async def verify_hub(
     if level is Level.STRUCTURE:
         if isinstance(against, Path):
             local = against
-            against = await _thread(lambda: examine(usable(local), Ask(content=False)))
+            against = await _thread(lambda: examine(usable(local), ExamineOptions(content=False)))
         found = await _thread(partial(_headers, listing, config, progress))
         made = report(found, level, address, against)
         known = sum(f.sha256 is not None for f in listing.files.values())
@@ -122,7 +122,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
         inside = path.relative_to(root).as_posix()
         return RangeSource(listing, paths.get(inside, inside), config, ask.note)
 
-    ask = Ask(False, _THREADS, expected=_expected(listing), progress=progress, budget=budget, open=opened)
+    ask = ExamineOptions(False, _THREADS, expected=_expected(listing), progress=progress, budget=budget, open=opened)
     if alone:
         name = next(iter(paths))
         return Findings(root, {name: look(root / name, name, ask)}, None, [], open=opened)

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gpuwarden.backends.base import Examiner
-from gpuwarden.checkpoints.compare import Compared
+from gpuwarden.backends.base import ExaminingBackend
+from gpuwarden.checkpoints.compare import Comparison
 from gpuwarden.checkpoints.findings import Entry, Findings, Judgement
 from gpuwarden.checkpoints.verify import report
 from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotSupported
@@ -35,7 +35,7 @@ class _Foreign(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class _Said(_Foreign):
+class _Findings(_Foreign):
     path: str = Field(max_length=4096)
     proved: list[str] = Field(default=[], max_length=10)
     warnings: list[str] = Field(default=[], max_length=10)
@@ -44,7 +44,7 @@ class _Said(_Foreign):
     causes: list[str] = Field(default=[], max_length=10)
 
 
-class _File(_Said):
+class _File(_Findings):
     format: str = Field(max_length=100)
     size: int = Field(ge=0, lt=1 << 63)
     unproved: list[str] = Field(default=[], max_length=10)
@@ -68,7 +68,7 @@ class _File(_Said):
         )
 
 
-class _Folder(_Said):
+class _Folder(_Findings):
     layout: str = Field(max_length=100)
     step: int | None = Field(default=None, gt=-1 << 63, lt=1 << 63)
     checkpoint: bool = False
@@ -129,10 +129,11 @@ async def verify_there(
         ) from why
     if job.handle is None:
         raise Conflict(
-            f"job {job.id} {job.state.told} and was never launched, so it has no files", do(Action.CHECK, job_id=job.id)
+            f"job {job.id} {job.state.phrase} and was never launched, so it has no files",
+            do(Action.CHECK, job_id=job.id),
         )
     backend = ctx.backend(job.handle.backend)
-    if not isinstance(backend, Examiner):
+    if not isinstance(backend, ExaminingBackend):
         raise NotSupported(f"{job.handle.backend} can't examine files on the machine", "Pull them, then verify.")
     answer = await backend.examine(job.handle, job.outputs, level=level, seconds=seconds, against=against)
     found, compared = _findings(answer)
@@ -146,12 +147,12 @@ async def verify_there(
     return made
 
 
-def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Compared]:
+def _findings(answer: Mapping[str, Mapping[str, Any]]) -> tuple[Findings, Comparison]:
     """Validate the machine's findings, and combine those of all outputs.
 
     The second return value combines the comparisons of all outputs that contain a model.
     """
-    found, merged, compared = Findings(Path(), {}, None, []), Compared(), False
+    found, merged, compared = Findings(Path(), {}, None, []), Comparison(), False
     for output, raw in answer.items():
         try:
             reply = _Found.model_validate(dict(raw))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import anyio
 
-from gpuwarden.backends.base import Arrayed
+from gpuwarden.backends.base import ArrayBackend
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.models import Answer, Handle, Known, Unknown
 from gpuwarden.core.reasons import Code, because
@@ -47,7 +47,7 @@ async def send_array(ctx: Context, token: str) -> bool:
             return True
         first = jobs[0]
         backend = ctx.backend(ctx.profile(first.spec.platform).backend)
-        assert isinstance(backend, Arrayed) and first.place is not None
+        assert isinstance(backend, ArrayBackend) and first.place is not None
         secrets = {job.id: secrets_of(ctx, job, seals=backend.seals) for job in jobs}
         try:
             with anyio.fail_after(STEP_S):

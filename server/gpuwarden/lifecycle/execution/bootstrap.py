@@ -7,7 +7,7 @@ decides. A machine that the user owns is probed by the submit gate.
 
 from __future__ import annotations
 
-from gpuwarden.backends.base import Keyed
+from gpuwarden.backends.base import HostKeyBackend
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Place
@@ -32,7 +32,7 @@ async def bootstrap(ctx: Context, lease: LeaseRecord, place: Place) -> Place:
     Raises NoContact while the machine can't be reached, and Unfit with the findings if it can't run jobs.
     """
     backend = ctx.backend(ctx.profile(lease.platform).backend)
-    if not isinstance(backend, Keyed):
+    if not isinstance(backend, HostKeyBackend):
         return place
     place = pinned(ctx, lease.id, place)
     if place.host_key is None:
@@ -75,7 +75,7 @@ async def pin_host_key(ctx: Context, place: Place) -> Place:
     errors if the machine can't be reached.
     """
     backend = ctx.backend(ctx.profile(place.platform).backend)
-    if not isinstance(backend, Keyed) or place.host is None:
+    if not isinstance(backend, HostKeyBackend) or place.host is None:
         return place
     key, subject = await backend.host_key(place), f"host/{place.host}"
     trusted = ctx.ledger.last(subject, HostTrusted)

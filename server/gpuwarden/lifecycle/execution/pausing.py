@@ -30,9 +30,9 @@ from gpuwarden.lifecycle.execution.relaunch import may_relaunch, taken
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt, launch_within_limits
 from gpuwarden.lifecycle.execution.running import relaunch
 from gpuwarden.lifecycle.execution.transitions import move, over_cap
-from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.accounts import BoundProvider
 from gpuwarden.lifecycle.leases.meter import look
-from gpuwarden.lifecycle.leases.self_stop import STATUS, keeps
+from gpuwarden.lifecycle.leases.self_stop import STATUS, survives_stop
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
 START_AGAIN_S: Final = 30.0
@@ -89,7 +89,7 @@ async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instanc
         allowed_attempt(ctx, job)  # raises Refused if starting it would cost too much
         ctx.ledger.add(lease.subject, ResumeIntent(why="its paused job resumes"))
         try:
-            started = await Bound(ctx, lease).start(machine.id)
+            started = await BoundProvider(ctx, lease).start(machine.id)
             refused = started.why if isinstance(started, Unknown) else ""
         except WardenError as refusal:
             refused = refusal.message
@@ -109,4 +109,4 @@ def stop_keeps(ctx: Context, job: JobRecord) -> bool:
     """Return whether a stop of a job's machine ends its billing, can be undone, and keeps the files for a resume."""
     profile = ctx.profile(job.spec.platform)
     undone = "stop" in profile.verbs.reversible and "stop" in profile.meter.stops_on
-    return undone and all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs))
+    return undone and all(survives_stop(ctx, job.spec, path) for path in (STATUS, *job.outputs))

@@ -19,12 +19,12 @@ from gpuwarden.core.reasons import Code, because
 from gpuwarden.core.states import Job, Lease
 from gpuwarden.ledger.events import (
     AbandonIntent,
+    AutoTeardownOrdered,
     CreateAbsent,
     CreateDoubted,
     CreateIntent,
     CreateRefused,
     CreateUnknown,
-    EndingOrdered,
     HostWaiting,
     JobCanceled,
     JobFailed,
@@ -43,7 +43,7 @@ from gpuwarden.lifecycle.context import STEP_S, Context
 from gpuwarden.lifecycle.execution.bootstrap import NoContact, bootstrap, pin_host_key
 from gpuwarden.lifecycle.execution.price_change import allowed_price, price_settled
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
-from gpuwarden.lifecycle.leases.accounts import Bound, account_in_use
+from gpuwarden.lifecycle.leases.accounts import BoundProvider, account_in_use
 from gpuwarden.lifecycle.leases.expirations import longest_run_s
 from gpuwarden.lifecycle.leases.meter import believed, given_back, look, spent
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers
@@ -126,7 +126,7 @@ def wanted(spec: JobSpec) -> Resources:
 
 def patience_s(ctx: Context, job_id: str) -> int:
     """Return the longest time in seconds that the user allowed between the job's end and the machine's teardown."""
-    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
+    ordered = ctx.ledger.last(f"job/{job_id}", AutoTeardownOrdered)
     self_stop = ctx.ledger.last(f"job/{job_id}", SelfStopOrdered)
     return math.ceil(max(ordered.data.grace_s if ordered else 0.0, self_stop.data.after_s if self_stop else 0.0))
 
@@ -163,7 +163,7 @@ async def _create(ctx: Context, job: JobRecord, lease: LeaseRecord, resources: R
     with ctx.ledger.transaction():
         ctx.ledger.add(lease.subject, LeaseCreated(instance=answer.value))
         if answer.value.state is InstanceState.FAILED:
-            intend_to_abandon(ctx, lease, answer.value.why)
+            record_abandon_intent(ctx, lease, answer.value.why)
     if answer.value.state is InstanceState.FAILED:
         return await _abandon(ctx, job, lease, answer.value.why)
     return True
@@ -291,7 +291,7 @@ async def _adopt(ctx: Context, lease: LeaseRecord) -> bool:
 async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, ...]]:
     """Search once for the instances with a lease's token. Return them oldest first."""
     try:
-        found = await Bound(ctx, lease).find(lease.id)
+        found = await BoundProvider(ctx, lease).find(lease.id)
     except WardenError as error:
         found = Unknown(error.message)
     if isinstance(found, Known):
@@ -381,13 +381,13 @@ async def _meet(ctx: Context, job: JobRecord, lease: LeaseRecord, instance: Inst
 
 async def _abandon(ctx: Context, job: JobRecord, lease: LeaseRecord, why: str) -> bool:
     """Terminate an instance that did not become usable. It did not run a job, so no outputs can be lost."""
-    why = intend_to_abandon(ctx, lease, why)
+    why = record_abandon_intent(ctx, lease, why)
     await _give_back(ctx, lease.id)
     paid = spent(ctx, lease.id)
     return move(ctx, job, JobFailed(), because(Code.GIVEN_BACK, cause=why, cost=usd(paid)))
 
 
-def intend_to_abandon(ctx: Context, lease: LeaseRecord, why: str) -> str:
+def record_abandon_intent(ctx: Context, lease: LeaseRecord, why: str) -> str:
     """Record once that an instance will be terminated, and return the recorded reason."""
     intent = ctx.ledger.last(lease.subject, AbandonIntent)
     if intent is None:
@@ -410,8 +410,8 @@ async def restart(ctx: Context, lease: LeaseRecord, instance: Instance) -> None:
     """Restart an interrupted instance, or raise its bid up to the checked or approved price."""
     try:
         if ctx.profile(lease.platform).spot.auto_resume is not True:
-            await Bound(ctx, lease).start(instance.id)
+            await BoundProvider(ctx, lease).start(instance.id)
         elif most := allowed_price(ctx, read_job(ctx.ledger, lease.job_id)):
-            await Bound(ctx, lease).raise_bid(instance.id, most)
+            await BoundProvider(ctx, lease).raise_bid(instance.id, most)
     except WardenError as error:
         ctx.ledger.add(lease.subject, StartRefused(why=error.message))

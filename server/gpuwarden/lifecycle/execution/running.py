@@ -29,7 +29,7 @@ from gpuwarden.ledger.events import (
     JobSubmitting,
     JobSucceeded,
     JobUnknown,
-    MachineSeen,
+    MachineIdentified,
     ProcessGone,
     RelaunchIntent,
     SubmitIntent,
@@ -200,9 +200,9 @@ def _limit(ctx: Context, job: JobRecord, *, seen: Observation | None = None, res
 
 def _remember_machine(ctx: Context, job: JobRecord, machine: str) -> None:
     """Record the current boot of a job's machine, because a later boot proves that the process is dead."""
-    known = ctx.ledger.last(job.subject, MachineSeen)
+    known = ctx.ledger.last(job.subject, MachineIdentified)
     if known is None or known.data.machine != machine:
-        ctx.ledger.add(job.subject, MachineSeen(machine=machine))
+        ctx.ledger.add(job.subject, MachineIdentified(machine=machine))
 
 
 def _moved(ctx: Context, job: JobRecord, state: Job, reason: Reason, observed: Observation | None) -> bool:
@@ -232,7 +232,7 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
     if began is not None and instance is not None and (instance.running_since or 0) > began:
         return True
     first = job.handle.supervisor.machine if job.handle and job.handle.supervisor else ""
-    known = ctx.ledger.last(job.subject, MachineSeen)
+    known = ctx.ledger.last(job.subject, MachineIdentified)
     if known is not None and known.seq > launched.seq:
         first = known.data.machine
     return bool(seen and seen.machine and first and seen.machine != first)
@@ -243,7 +243,7 @@ def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Jo
 
     A volume may be attached late, so a second observation must confirm the loss at least `FOLDER_GONE_S` seconds later.
     """
-    known = ctx.ledger.last(job.subject, MachineSeen)
+    known = ctx.ledger.last(job.subject, MachineIdentified)
     if known is None or not seen.machine:
         return Job.UNKNOWN, because(Code.FOLDER_UNEXPLAINED)
     if known.data.machine == seen.machine:

@@ -10,7 +10,7 @@ from gpuwarden.core.models import InstanceState, Verb
 from gpuwarden.core.next_step import Machine, Situation, plan
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Job, Lease
-from gpuwarden.ledger.events import CreateAbsent, EndingAnnounced, EndingObjected, EndingOrdered
+from gpuwarden.ledger.events import AutoTeardownAnnounced, AutoTeardownHeld, AutoTeardownOrdered, CreateAbsent
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.pausing import stop_keeps
@@ -75,7 +75,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
     ticket = open_ticket(ctx, lease)
     stoppable = job.state is Job.PAUSED and stop_keeps(ctx, job)
     ordered = automatic_teardown(ctx, job.id)
-    announced = ctx.ledger.last(job.subject, EndingAnnounced) if ordered else None
+    announced = ctx.ledger.last(job.subject, AutoTeardownAnnounced) if ordered else None
     due = announced is not None and ticket is not None and announced.data.ticket == ticket.id
     return replace(
         now,
@@ -135,7 +135,7 @@ def open_ticket(ctx: Context, lease: LeaseRecord) -> TeardownRecord | None:
 
 
 @dataclass(frozen=True)
-class Arranged:
+class TeardownPlan:
     """The user's advance decision about tearing down a job's machine. Times are in seconds since the epoch.
 
     `verb` is the verb of automatic teardown, or None without automatic teardown; `through` and `by` are the order's
@@ -154,20 +154,20 @@ class Arranged:
     self_stop_after_s: float | None = None
 
 
-def arranged(ctx: Context, job: JobRecord) -> Arranged | None:
+def teardown_plan(ctx: Context, job: JobRecord) -> TeardownPlan | None:
     """Return the advance decision about tearing down a job's machine; None if the user will be asked."""
-    ordered = ctx.ledger.last(job.subject, EndingOrdered)
-    objected = ctx.ledger.last(job.subject, EndingObjected)
+    ordered = ctx.ledger.last(job.subject, AutoTeardownOrdered)
+    objected = ctx.ledger.last(job.subject, AutoTeardownHeld)
     order = in_force(ctx, ordered.data) if ordered is not None else None
     self_stop = job.handle.place.self_stop_order if job.handle is not None and objected is None else None
     if order is None and self_stop is None:
         return None
-    found = Arranged(
+    found = TeardownPlan(
         self_stop_after_s=self_stop.after_s if self_stop else None, objected_at=objected.at if objected else None
     )
     if ordered is None or order is None:
         return found
-    announced = ctx.ledger.last(job.subject, EndingAnnounced)
+    announced = ctx.ledger.last(job.subject, AutoTeardownAnnounced)
     return replace(
         found,
         verb=order.verb,

@@ -18,12 +18,12 @@ from gpuwarden.ledger.events import FanOutAccepted, ReceiptIssued
 from gpuwarden.lifecycle.context import CAPS, REHEARSAL, Context
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
 from gpuwarden.lifecycle.fan_out.queues import takes_arrays
-from gpuwarden.lifecycle.fan_out.records import fan_out_ids, read_fan_out, standing
+from gpuwarden.lifecycle.fan_out.records import fan_out_ids, fan_out_status, read_fan_out
 from gpuwarden.lifecycle.fan_out.search import chosen
 from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.records import read_receipt
 from gpuwarden.lifecycle.submission.submit import (
-    Checked,
+    CheckedSubmission,
     Checks,
     NeedsApproval,
     check_spec,
@@ -57,7 +57,7 @@ async def fan_out(
     for fan_id in reversed(fan_out_ids(ctx.ledger)) if not dry_run else ():
         known = read_fan_out(ctx.ledger, fan_id)
         if known.asked == plan.digest and (
-            known.receipt == receipt or (receipt is None and not standing(ctx, known).over)
+            known.receipt == receipt or (receipt is None and not fan_out_status(ctx, known).over)
         ):  # a repeated call, possibly after a lost reply
             return replace(await advance_fan_out(ctx, fan_id), adopted=True)
     issued = None if receipt is None else read_receipt(ctx.ledger, receipt).issued
@@ -83,7 +83,7 @@ async def fan_out(
 
 
 def _issue(
-    ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], facts_digest: str, script_file: str
+    ctx: Context, plan: FanOutPlan, checked: Sequence[CheckedSubmission], facts_digest: str, script_file: str
 ) -> FanOutResult:
     """Record that a plan has passed the submit gate, record its maximum cost, and return the result."""
     facts, ticket = checked[0].facts, f"r{random.token_hex(8)}"
@@ -119,7 +119,7 @@ def _issue(
     return FanOutResult(plan, tuple(findings.values()), facts.price, worst, ticket, expires, ask)
 
 
-def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst: float | None) -> str:
+def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[CheckedSubmission], worst: float | None) -> str:
     """Return the reason why a plan needs the user's approval; empty if it is within the caps and does not repeat paid
     cells.
     """
@@ -128,14 +128,14 @@ def _question(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], worst:
         again = len(configs & {cell.config for cell in known.cells})
         paid = again and checked[0].facts.metered and ctx.profile(known.plan.base.platform).meter.metered
         pretend = known.plan.base.platform.startswith(REHEARSAL) is plan.base.platform.startswith(REHEARSAL)
-        if paid and pretend and not standing(ctx, known).over:
+        if paid and pretend and not fan_out_status(ctx, known).over:
             cells = f"{counted(again, 'cell')} of this plan's {counted(plan.size, 'cell')}"
             asks.append(f"fan-out {known.id} already has {cells} and has not finished, so they would be paid for twice")
             break
     return "; ".join(filter(None, asks))
 
 
-def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
+def _worst(plan: FanOutPlan, checked: CheckedSubmission) -> float | None:
     """Return the maximum cost of a plan in US dollars, which is the cost of all queues, limited by the budget; None if
     unknown.
     """
@@ -148,7 +148,7 @@ def _worst(plan: FanOutPlan, checked: Checked) -> float | None:
     return whole if plan.max_cost_usd is None else min(whole, plan.max_cost_usd)
 
 
-async def _accept(ctx: Context, plan: FanOutPlan, checked: Sequence[Checked], receipt: str) -> FanOutResult:
+async def _accept(ctx: Context, plan: FanOutPlan, checked: Sequence[CheckedSubmission], receipt: str) -> FanOutResult:
     """Record the plan, once per receipt, and advance it."""
     fan_id = "f" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
     issued = read_receipt(ctx.ledger, receipt).issued

@@ -11,14 +11,14 @@ from gpuwarden.core.guidance import Action, do
 from gpuwarden.ledger.events import FanOutEnded, FanOutResumed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
-from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
+from gpuwarden.lifecycle.fan_out.records import FanOutStatus, fan_out_status, read_fan_out
 from gpuwarden.lifecycle.monitoring.check import cancel
 
 TERMINAL: Final = "cli"
 """The name of the terminal interface in an event's actor."""
 
 
-def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
+def end_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutStatus:
     """Stop a fan-out from launching more cells. Running jobs continue, and their outputs are collected.
 
     Jobs that are recorded but not yet submitted are canceled when they are next advanced (`recalled`).
@@ -26,10 +26,10 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> Standing:
     fan = read_fan_out(ctx.ledger, fan_id)
     if not fan.ended:
         ctx.ledger.add(fan.subject, FanOutEnded(by=by))
-    return standing(ctx, read_fan_out(ctx.ledger, fan_id))
+    return fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id))
 
 
-def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> Standing:
+def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> FanOutStatus:
     """Allow more attempts for the unverified cells: those in `cells`, or all of them.
 
     The receipt, the budget and the configurations stay the same. Raises BadRequest for an index that is not in the plan
@@ -42,7 +42,7 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
             f"fan-out {fan_id} was ended at a terminal, so it can be resumed only at a terminal",
             do(Action.MANUAL, text=f"Ask the user to resume fan-out {fan_id}."),
         )
-    states = standing(ctx, fan).cells.states
+    states = fan_out_status(ctx, fan).cells.states
     for index in cells:
         if index not in states:
             raise BadRequest(f"fan-out {fan_id} has no cell {index}; its last cell is {len(fan.cells) - 1}")
@@ -51,7 +51,7 @@ def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()
     over = {CellState.VERIFIED, CellState.RUNNING, CellState.WAITING}
     chosen_cells = tuple(sorted(set(cells))) or tuple(index for index, state in states.items() if state not in over)
     ctx.ledger.add(fan.subject, FanOutResumed(cells=chosen_cells, by=by))
-    return standing(ctx, read_fan_out(ctx.ledger, fan_id))
+    return fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id))
 
 
 async def cancel_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutResult:

@@ -13,7 +13,7 @@ from gpuwarden.core.money import usd
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import line
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.fan_out.records import Standing
+from gpuwarden.lifecycle.fan_out.records import FanOutStatus
 from gpuwarden.lifecycle.monitoring.alert_conditions import Condition
 
 
@@ -55,7 +55,7 @@ class Held:
 
 
 def fan_out_conditions(
-    ctx: Context, now: Standing, held: Held | None, next_steps: Sequence[NextStep]
+    ctx: Context, now: FanOutStatus, held: Held | None, next_steps: Sequence[NextStep]
 ) -> Iterator[Condition]:
     """Yield the alert conditions for a fan-out: it is waiting for the user, has given up cells, or has finished.
 

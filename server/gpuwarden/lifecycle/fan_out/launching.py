@@ -20,16 +20,16 @@ from gpuwarden.core.guidance import Action, NextStep, do
 from gpuwarden.core.money import usd
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.states import Job
-from gpuwarden.ledger.events import FanOutAsked
+from gpuwarden.ledger.events import FanOutRequested
 from gpuwarden.lifecycle.context import CAPS, Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.bootstrap import pin_host_key
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.fan_out.collecting import collect
 from gpuwarden.lifecycle.fan_out.holds import Held, Hold
-from gpuwarden.lifecycle.fan_out.limits import Rise, consented
+from gpuwarden.lifecycle.fan_out.limits import LimitIncrease, consented
 from gpuwarden.lifecycle.fan_out.queues import inside, queue_of, record_array, record_queue, takes_arrays
-from gpuwarden.lifecycle.fan_out.records import Standing, read_fan_out, standing
+from gpuwarden.lifecycle.fan_out.records import FanOutStatus, fan_out_status, read_fan_out
 from gpuwarden.lifecycle.fan_out.search import chosen
 from gpuwarden.lifecycle.leases.budgets import over_caps
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers, sharing
@@ -52,11 +52,11 @@ class FanOutResult:
     receipt: str | None = None
     expires_at: float | None = None
     ask: str = ""
-    now: Standing | None = None
+    now: FanOutStatus | None = None
     adopted: bool = False
     held: Held | None = None
     trouble: tuple[tuple[str, str], ...] = ()
-    rise: Rise | None = None
+    rise: LimitIncrease | None = None
     """Higher limits that have been checked but not applied."""
     next_steps: tuple[NextStep, ...] = ()
 
@@ -66,7 +66,7 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
 
     If `jobs` is false, the open jobs are not advanced, because the caller advances them.
     """
-    now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
+    now = fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id))
     trouble: list[tuple[str, str]] = []  # each job with its error, which is empty if the job was advanced
     if jobs and shared_answers(ctx) is not None:
         trouble += [await _advanced(ctx, job) for job in now.live]
@@ -82,12 +82,12 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
             trouble.append(await _advanced(ctx, job_id))
     fan = read_fan_out(ctx.ledger, fan_id)
     told = tuple((job, why) for job, why in trouble if why)
-    now = standing(ctx, fan)
+    now = fan_out_status(ctx, fan)
     rest = _following(ctx, now, held)
     return FanOutResult(fan.plan, price=fan.price, now=now, held=held, trouble=told, next_steps=rest)
 
 
-def _following(ctx: Context, now: Standing, held: Held | None) -> tuple[NextStep, ...]:
+def _following(ctx: Context, now: FanOutStatus, held: Held | None) -> tuple[NextStep, ...]:
     """Return the next steps: check again, end an idle machine, raise the budget, or retry unverified cells."""
     steps: list[NextStep] = []
     if now.live or not (held or now.over):
@@ -114,7 +114,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
     """Launch waiting cells until none is left, no machine is free, or a hold applies. Return the hold and new jobs."""
     launched: list[str] = []
     while True:
-        now = standing(ctx, read_fan_out(ctx.ledger, fan_id))
+        now = fan_out_status(ctx, read_fan_out(ctx.ledger, fan_id))
         profile = ctx.profile(now.fan.plan.base.platform)
         # A machine that the user owns runs one queue at a time.
         most = now.fan.plan.max_machines if profile.meter.metered or profile.kind == "engine" else 1
@@ -132,7 +132,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
         launched += jobs
 
 
-def _asked(ctx: Context, now: Standing, room: int) -> Standing:
+def _asked(ctx: Context, now: FanOutStatus, room: int) -> FanOutStatus:
     """Let the search choose cells for the free machines, and record these cells."""
     fan, free = now.fan, room * now.fan.plan.base.gpu_count - len(now.cells.launchable)
     count = min(free, fan.plan.size - len(fan.cells))
@@ -141,11 +141,11 @@ def _asked(ctx: Context, now: Standing, room: int) -> Standing:
     reached = {i: fan.found[p.job, i].objective for i, p in fan.proven.items()}
     failed = {i: None for i, state in now.cells.states.items() if state is CellState.GIVEN_UP}
     cells = chosen(fan.plan, fan.cells, reached | failed, count)
-    ctx.ledger.add(fan.subject, FanOutAsked(cells=cells))
-    return standing(ctx, read_fan_out(ctx.ledger, fan.id))
+    ctx.ledger.add(fan.subject, FanOutRequested(cells=cells))
+    return fan_out_status(ctx, read_fan_out(ctx.ledger, fan.id))
 
 
-async def _launch(ctx: Context, now: Standing, room: int) -> list[str] | Held:
+async def _launch(ctx: Context, now: FanOutStatus, room: int) -> list[str] | Held:
     """Launch one machine's cells, or all cells on an engine with arrays. Return the ids of their jobs, or the hold."""
     fan, plan = now.fan, now.fan.plan
     by_index = {cell.index: cell for cell in fan.cells}

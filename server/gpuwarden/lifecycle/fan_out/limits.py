@@ -22,14 +22,14 @@ from gpuwarden.lifecycle.fan_out.records import FanOutRecord, read_fan_out
 from gpuwarden.lifecycle.fan_out.search import chosen
 from gpuwarden.lifecycle.leases.budgets import spending_approved, spending_question
 from gpuwarden.lifecycle.records import read_receipt
-from gpuwarden.lifecycle.submission.submit import Checked, NeedsApproval, check_spec
+from gpuwarden.lifecycle.submission.submit import CheckedSubmission, NeedsApproval, check_spec
 from gpuwarden.lifecycle.team import check_receipt
 
 WITHOUT_RECEIPT: Final = "Omit the receipt to get a new one."
 
 
 @dataclass(frozen=True)
-class Rise:
+class LimitIncrease:
     """Higher limits that have been checked but not applied. A call with `receipt` applies them, after an approval if
     required.
     """
@@ -71,7 +71,7 @@ async def change_limits(
     max_cost_usd: float | None = None,
     max_machines: int | None = None,
     receipt: str | None = None,
-) -> Rise | None:
+) -> LimitIncrease | None:
     """Change the limits of a fan-out; None leaves a limit unchanged.
 
     Return the new limits if they were only checked, or None if they have been applied. Raises BadRequest
@@ -115,7 +115,7 @@ async def change_limits(
     return None
 
 
-def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> bool:
+def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: CheckedSubmission) -> bool:
     """Return whether the requested limits exceed the current limits, or the price is higher than the accepted price."""
     if not checked.facts.metered:
         return False
@@ -129,7 +129,7 @@ def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
     return digest([fan.id, fan.decisions, wanted.digest])
 
 
-def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> str:
+def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: CheckedSubmission) -> str:
     """Return the reason why an increase needs the user's approval.
 
     Return an empty string if the increase is within the caps and the current limits needed no approval.
@@ -141,7 +141,7 @@ def _question(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Chec
     return "; ".join(filter(None, asks))
 
 
-def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked) -> Rise:
+def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: CheckedSubmission) -> LimitIncrease:
     """Record that higher limits passed the gate, with the question for the user, and return the limits."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
@@ -160,7 +160,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked
         fan_out=fan.id,
     )
     ctx.ledger.add(f"receipt/{ticket}", issued)
-    return Rise(fan.id, ticket, issued)
+    return LimitIncrease(fan.id, ticket, issued)
 
 
 def _record(

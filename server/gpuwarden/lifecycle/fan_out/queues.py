@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuwarden.backends.base import Arrayed
+from gpuwarden.backends.base import ArrayBackend
 from gpuwarden.core.fan_out import FanOutPlan, queue_spec
 from gpuwarden.core.models import Cell, Place
 from gpuwarden.ledger.events import ArrayIntent, JobSubmitting, QueueIntent, SubmitIntent
 from gpuwarden.lifecycle.context import CAPS, Context
 from gpuwarden.lifecycle.fan_out.records import FanOutRecord
-from gpuwarden.lifecycle.submission.submit import Checked, record_job, take_inputs
+from gpuwarden.lifecycle.submission.submit import CheckedSubmission, record_job, take_inputs
 from gpuwarden.people import acting_as
 
 
@@ -21,7 +21,7 @@ def takes_arrays(ctx: Context, plan: FanOutPlan) -> bool:
     profile = ctx.profile(plan.base.platform)
     if profile.kind != "engine" or profile.meter.metered:
         return False
-    return isinstance(ctx.backend(profile.backend), Arrayed)
+    return isinstance(ctx.backend(profile.backend), ArrayBackend)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Queue:
 
     number: int
     cells: tuple[int, ...]
-    checked: Checked
+    checked: CheckedSubmission
 
     def token(self, fan: FanOutRecord) -> str:
         """Return the token that ensures that this queue is recorded only once."""
@@ -41,7 +41,7 @@ class Queue:
         return "j" + hashlib.sha256(self.token(fan).encode()).hexdigest()[:10]
 
 
-def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: Checked, number: int) -> Queue:
+def queue_of(plan: FanOutPlan, cells: Sequence[Cell], checked: CheckedSubmission, number: int) -> Queue:
     """Return the queue for these cells; `checked` is the gate's result for one of them."""
     facts = replace(checked.facts, spec=queue_spec(plan, cells, f"{plan.base.name[:50]}-q{number}"))
     return Queue(number, tuple(cell.index for cell in cells), replace(checked, facts=facts))
@@ -72,7 +72,7 @@ async def record_array(
     return list(jobs)
 
 
-def inside(fan: FanOutRecord, cells: list[Cell], checked: Checked, number: int, cost: float) -> Queue | None:
+def inside(fan: FanOutRecord, cells: list[Cell], checked: CheckedSubmission, number: int, cost: float) -> Queue | None:
     """Return a queue with as many cells as the remaining budget covers at maximum cost; None if it covers no cell."""
     while cells:
         queue = queue_of(fan.plan, cells, checked, number)

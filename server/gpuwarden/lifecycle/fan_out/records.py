@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gpuwarden.core.cell_states import CellState, Outcome, QueueSeen, Reconciled, Sighting, reconcile
+from gpuwarden.core.cell_states import CellFolder, CellState, Outcome, QueueState, Reconciled, reconcile
 from gpuwarden.core.errors import NotFound
 from gpuwarden.core.fan_out import FanOutPlan
 from gpuwarden.core.guidance import Action, do
@@ -19,9 +19,9 @@ from gpuwarden.ledger.events import (
     ArrayIntent,
     CellProven,
     FanOutAccepted,
-    FanOutAsked,
     FanOutEnded,
     FanOutLimited,
+    FanOutRequested,
     FanOutResumed,
     QueueCollected,
     QueueIntent,
@@ -31,7 +31,7 @@ from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.budgets import committed
 from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease, read_receipt
-from gpuwarden.people import person_of
+from gpuwarden.people import user_of
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
         return None
     bodies = [event.data for event in events]
     began: FanOutAccepted = accepted.data
-    asked = [cell for body in bodies if isinstance(body, FanOutAsked) for cell in body.cells]
+    asked = [cell for body in bodies if isinstance(body, FanOutRequested) for cell in body.cells]
     ended_by, queues, resumed = "", 0, dict[int, int]()
     limits, price, consent, consented_at = dict[str, Any](), began.price, began.receipt, accepted.at
     for event, body in zip(events, bodies, strict=True):
@@ -114,7 +114,7 @@ def fold_fan_out(fan_id: str, events: Sequence[Event[Any]]) -> FanOutRecord | No
         consent=consent,
         consented_at=consented_at,
         shown=None,
-        person=person_of(accepted.actor),
+        person=user_of(accepted.actor),
         folder=began.folder,
         price=price,
         accepted_at=accepted.at,
@@ -144,7 +144,7 @@ def fan_out_ids(ledger: Ledger) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class FanOutStatus:
     """The current state of a fan-out. `cost` is its past and reserved cost in US dollars.
 
     `live` lists its open jobs, and `idle` its ended jobs whose machines may be billed. `busy` is the number of machines
@@ -167,14 +167,14 @@ class Standing:
         return not self.cells.open and asked
 
 
-def standing(ctx: Context, fan: FanOutRecord) -> Standing:
+def fan_out_status(ctx: Context, fan: FanOutRecord) -> FanOutStatus:
     """Return the current state of a fan-out, computed from its plan, its jobs and their copies, without any queries."""
     jobs = [read_job(ctx.ledger, queue.job) for queue in fan.queues]
     queues = [
-        QueueSeen(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)
+        QueueState(job.id, queue.cells, job.state in TERMINAL_JOBS, job.state is Job.SUCCEEDED, job.id in fan.collected)
         for job, queue in zip(jobs, fan.queues, strict=True)
     ]
-    seen = [Sighting(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
+    seen = [CellFolder(job, each.index, each.config, each.outcome) for (job, _), each in fan.found.items()]
     # `proven` contains only the first proof of each cell, so a job that proved a cell again is not in it.
     assert all(fan.found[p.job, p.index].outcome is Outcome.PROVEN for p in fan.proven.values())
     leases = {job.id: [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)] for job in jobs}
@@ -185,4 +185,4 @@ def standing(ctx: Context, fan: FanOutRecord) -> Standing:
     of_arrays = Counter(job.array for job in jobs if job.id in live)
     busy = sum(min(count, fan.arrays.get(token, count)) for token, count in of_arrays.items())
     cells = reconcile(fan.cells, queues, seen, fan.plan.max_tries, fan.resumed)
-    return Standing(fan, cells, live, idle, busy, cost)
+    return FanOutStatus(fan, cells, live, idle, busy, cost)

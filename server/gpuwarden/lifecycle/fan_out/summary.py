@@ -21,7 +21,7 @@ LETTERS: Final = 90
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedSummary:
     """The results of one configuration over its seeds.
 
     `values` contains the objectives of its proven cells; `cells` is the total number of its cells.
@@ -53,7 +53,7 @@ class Spread:
         return stdev(self.values) if len(self.values) > 1 else None
 
 
-def spreads(fan: FanOutRecord) -> list[Spread]:
+def spreads(fan: FanOutRecord) -> list[SeedSummary]:
     """Return one row for each configuration, regardless of the seed, in plan order."""
     rows: dict[tuple[tuple[str, str], ...], tuple[int, list[float], str]] = {}
     for cell in fan.cells:
@@ -64,10 +64,10 @@ def spreads(fan: FanOutRecord) -> list[Spread]:
         if found is not None and found.objective is not None:
             values, metric = [*values, found.objective], found.metric
         rows[key] = count + 1, values, metric
-    return [Spread(key, count, tuple(values), metric) for key, (count, values, metric) in rows.items()]
+    return [SeedSummary(key, count, tuple(values), metric) for key, (count, values, metric) in rows.items()]
 
 
-def plot(rows: Sequence[Spread], title: str) -> str:
+def plot(rows: Sequence[SeedSummary], title: str) -> str:
     """Return an SVG image with each configuration's settings, a point for each proven cell, and a bar at the mean.
 
     Raises ValueError if no cell has an objective.

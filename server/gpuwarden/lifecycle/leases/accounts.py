@@ -73,7 +73,7 @@ def _id_digest(salt: str, platform: str, name: str) -> str:
     return salted(salt, "account", platform, name)
 
 
-class Bound:
+class BoundProvider:
     """The provider for one lease. If the key belongs to another account, no requests are sent; answers are Unknown."""
 
     def __init__(self, ctx: Context, lease: LeaseRecord) -> None:

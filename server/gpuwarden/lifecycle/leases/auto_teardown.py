@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.states import LIVE_LEASES
-from gpuwarden.ledger.events import EndingObjected, EndingOrdered, ReceiptIssued
+from gpuwarden.ledger.events import AutoTeardownHeld, AutoTeardownOrdered, ReceiptIssued
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.budgets import carried
 from gpuwarden.policy_record import Notice
@@ -21,7 +21,7 @@ WATCHED_S: Final = 900.0
 """A watch, or the timer used instead, counts as running for this many seconds after its last round."""
 
 
-def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrdered | None:
+def order_for(ctx: Context, receipt: str, at: float | None = None) -> AutoTeardownOrdered | None:
     """Return the automatic-teardown order for a job that is being accepted; None if the user will be asked.
 
     `at` is the time at which the approval must be valid; None for now. A decision about this job takes precedence over
@@ -33,7 +33,7 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     storage = issued.data.storage if issued is not None else ()
     if order is not None and order.auto_teardown is not None:
-        return EndingOrdered(
+        return AutoTeardownOrdered(
             verb=order.auto_teardown,
             grace_s=grace_s,
             through="approval",
@@ -45,20 +45,20 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> EndingOrde
     if wanted.automatic == "off" or any(notice.question for notice in in_force.notices):
         return None
     verb, digest = wanted.automatic, in_force.digest
-    return EndingOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
+    return AutoTeardownOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
 
 
-def automatic_teardown(ctx: Context, job_id: str) -> EndingOrdered | None:
+def automatic_teardown(ctx: Context, job_id: str) -> AutoTeardownOrdered | None:
     """Return the automatic-teardown order that applies to a job; None after a hold.
 
     An order from the policy is valid only as long as the active policy contains it.
     """
-    ordered = ctx.ledger.last(f"job/{job_id}", EndingOrdered)
-    objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
+    ordered = ctx.ledger.last(f"job/{job_id}", AutoTeardownOrdered)
+    objected = ctx.ledger.last(f"job/{job_id}", AutoTeardownHeld)
     return in_force(ctx, ordered.data) if ordered is not None and objected is None else None
 
 
-def in_force(ctx: Context, order: EndingOrdered) -> EndingOrdered | None:
+def in_force(ctx: Context, order: AutoTeardownOrdered) -> AutoTeardownOrdered | None:
     """Return an order as it applies now, with its grace period or the current policy's, whichever is longer.
 
     A policy that allows `terminate` also allows `stop`. Return None if the policy does not contain the order or can't

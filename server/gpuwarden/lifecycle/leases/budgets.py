@@ -14,7 +14,7 @@ from gpuwarden.ledger.events import ApprovalGranted, JobSubmitting, ReceiptIssue
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, job_ids, lease_ids_of, read_job
-from gpuwarden.lifecycle.team import allowances, person_here, unlisted
+from gpuwarden.lifecycle.team import acting_user, allowances, unlisted
 
 if TYPE_CHECKING:
     from gpuwarden.rules.facts import SubmitFacts
@@ -34,10 +34,10 @@ def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = No
     if not facts.metered:
         return ""
     questions = [notice.question for notice in ctx.notices]
-    questions.append(unlisted(ctx, facts.spec, person_here(ctx)))
+    questions.append(unlisted(ctx, facts.spec, acting_user(ctx)))
     if worst is None:
         questions.append("its price is unknown")
-    elif over := over_caps(ctx, facts.spec, worst, person_here(ctx), of=of):
+    elif over := over_caps(ctx, facts.spec, worst, acting_user(ctx), of=of):
         questions.append(over)
     else:
         wanted = _work(facts.spec, facts.inputs)

@@ -28,7 +28,7 @@ from gpuwarden.ledger.events import (
 )
 from gpuwarden.ledger.fold import ended_as
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.accounts import BoundProvider
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers
 from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
@@ -55,7 +55,7 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     if lease.instance_id is None:
         return Unknown("the provider has not reported the instance's id yet")
     try:
-        answer = await Bound(ctx, lease).get(lease.instance_id)
+        answer = await BoundProvider(ctx, lease).get(lease.instance_id)
     except WardenError as error:
         answer = Unknown(error.message)
     if isinstance(answer, Unknown):

@@ -16,8 +16,8 @@ from gpuwarden.core.errors import NotSupported, Refused, Unreachable, WardenErro
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.models import Instance, InstanceState, JobSpec, Known, Place, SelfStop, SelfStopOrder, Unknown
 from gpuwarden.ledger.events import (
-    EndingObjected,
-    EndingOrdered,
+    AutoTeardownHeld,
+    AutoTeardownOrdered,
     ResumeIntent,
     SelfStopArmed,
     SelfStopOrdered,
@@ -25,7 +25,7 @@ from gpuwarden.ledger.events import (
     VerbSent,
 )
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.accounts import BoundProvider
 from gpuwarden.lifecycle.leases.budgets import over_caps
 from gpuwarden.lifecycle.leases.meter import lease_now, look
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
@@ -43,7 +43,7 @@ FETCH_H: Final = 1.0
 """Assumed number of billed hours between a machine's restart and the end of the pull."""
 
 
-def self_stop_for(ctx: Context, order: EndingOrdered | None) -> SelfStopOrdered | None:
+def self_stop_for(ctx: Context, order: AutoTeardownOrdered | None) -> SelfStopOrdered | None:
     """Return the self-stop order for a job that is being accepted; None if the policy does not allow self-stop.
 
     A machine stops itself only after automatic teardown's grace period has passed.
@@ -61,7 +61,7 @@ def self_stop_allowed(ctx: Context, job_id: str) -> SelfStopOrdered | None:
     Return None after a hold, or if the active policy does not allow self-stop or can't be read.
     """
     ordered = ctx.ledger.last(f"job/{job_id}", SelfStopOrdered)
-    objected = ctx.ledger.last(f"job/{job_id}", EndingObjected)
+    objected = ctx.ledger.last(f"job/{job_id}", AutoTeardownHeld)
     with contextlib.suppress(WardenError):
         if ordered is not None and objected is None and ctx.policy.teardown.self_stop_minutes > 0:
             return ordered.data
@@ -78,7 +78,7 @@ def self_stop_order(ctx: Context, job: JobRecord, place: Place) -> SelfStopOrder
     facts = profile.unattended
     if ordered is None or facts is None or facts.self_stop is not True or facts.by is None or job.spec.interruptible:
         return None
-    if not all(keeps(ctx, job.spec, path) for path in (STATUS, *job.outputs)):
+    if not all(survives_stop(ctx, job.spec, path) for path in (STATUS, *job.outputs)):
         return None
     by = SelfStop(command=place.self_stop_command) if place.root else facts.by
     if place.root and not place.self_stop_command:
@@ -91,7 +91,7 @@ def self_stop_order(ctx: Context, job: JobRecord, place: Place) -> SelfStopOrder
     return SelfStopOrder(after_s=ordered.after_s, deadline_s=late_s, by=by, outputs=outputs, clock=clock)
 
 
-def keeps(ctx: Context, spec: JobSpec, path: str) -> bool:
+def survives_stop(ctx: Context, spec: JobSpec, path: str) -> bool:
     """Return whether a file on a job's machine survives stopping the machine."""
     profile = ctx.profile(spec.platform)
     return profile.survives(profile.place_of(path), "stop", requested=spec.durable_storage)
@@ -138,7 +138,7 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
             raise Refused(f"job {job.id}'s machine stopped itself and can't be started again: {why}", console)
         ctx.ledger.add(lease.subject, ResumeIntent(why="its outputs were requested"))
         try:
-            started = await Bound(ctx, lease).start(machine.id)
+            started = await BoundProvider(ctx, lease).start(machine.id)
         except WardenError as refusal:
             ctx.ledger.add(lease.subject, StartRefused(why=refusal.message))
             raise Unreachable(

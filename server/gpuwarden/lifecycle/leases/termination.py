@@ -12,7 +12,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.events import ApprovalGranted, LeaseLook, VerbIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.accounts import Bound
+from gpuwarden.lifecycle.leases.accounts import BoundProvider
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.records import TeardownRecord
@@ -74,7 +74,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
         if by is not None and voided(ctx, by):
             return
         ctx.ledger.add(lease.subject, VerbIntent(verb=step))
-    provider = Bound(ctx, lease)
+    provider = BoundProvider(ctx, lease)
     try:
         answer = await (provider.stop if step == "stop" else provider.terminate)(lease.instance.id)
         why = answer.why if isinstance(answer, Unknown) else None

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from gpuwarden.core.deadlines import utc
 from gpuwarden.core.guidance import Action, NextStep, do, steps
-from gpuwarden.core.models import Beat, Observation
+from gpuwarden.core.models import Heartbeat, Observation
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.plural import counted
 from gpuwarden.core.reasons import Code
@@ -21,7 +21,7 @@ from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import (
     AbandonIntent,
     AlertRaised,
-    EndingAnnounced,
+    AutoTeardownAnnounced,
     JobPreempted,
     LeaseCameBack,
     RelaunchIntent,
@@ -258,7 +258,7 @@ def _posted(ctx: Context, job: JobRecord) -> Iterator[Condition]:
 
 def _ending(ctx: Context, job: JobRecord) -> Iterator[Condition]:
     """Yield the notice that automatic teardown will end a job's machine after a grace period."""
-    announced = ctx.ledger.last(job.subject, EndingAnnounced)
+    announced = ctx.ledger.last(job.subject, AutoTeardownAnnounced)
     if announced is not None and job.state is Job.SUCCEEDED and (order := automatic_teardown(ctx, job.id)):
         origin = "the policy" if order.through == "policy" else f"the approval of {order.receipt}"
         text = (
@@ -274,7 +274,7 @@ def _observed_conditions(
     ctx: Context, job: JobRecord, seen: Observation, raised: Container[Key]
 ) -> Iterator[Condition]:
     """Yield the conditions shown by an observation of a job: an idle GPU, a stall, or a nearly full disk."""
-    watch, beat = ctx.policy.watch, Beat() if seen.stale or seen.beat is None else seen.beat
+    watch, beat = ctx.policy.watch, Heartbeat() if seen.stale or seen.beat is None else seen.beat
     look = (do(Action.CHECK, job_id=job.id),)
     if beat.gpu_util is not None and beat.gpu_util < IDLE_PERCENT:
         text = f"{job.id}: its GPU has been idle for {watch.idle_minutes} minutes. Is the job stuck?"
@@ -385,7 +385,9 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
     The first announcement sets the due time, because repeated announcements would postpone it forever.
     """
     ordered = automatic_teardown(ctx, job.id) is not None
-    announced = next(iter(ctx.ledger.events(job.subject, kind=EndingAnnounced, limit=1)), None) if ordered else None
+    announced = (
+        next(iter(ctx.ledger.events(job.subject, kind=AutoTeardownAnnounced, limit=1)), None) if ordered else None
+    )
     due = None if announced is None else announced.data.ends_at
     price = lease.instance.price_usd_per_hour if lease.instance else None
     rate = "" if price is None else f", {usd_per_hour(price)}"
@@ -393,7 +395,7 @@ def finished_billing(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Condit
     return Condition(
         lease.subject,
         "finished_billing",
-        f"{job.id} {job.state.told} and its machine is still billed{rate}.{overdue}",
+        f"{job.id} {job.state.phrase} and its machine is still billed{rate}.{overdue}",
         max(ctx.policy.watch.finished_minutes * 60, 0.0 if due is None else due + ORDER_LATE_S - job.since),
         since=job.since,
         next_steps=following(ctx, job),

@@ -16,7 +16,7 @@ from gpuwarden.lifecycle.timeouts import in_time
 UNTOLD: Final = "the effect on the machines is not documented; add credit, or end the billed machines"
 
 
-async def look_at_funds(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
+async def check_balance(ctx: Context, platform: str, listed: Iterable[Instance], mine: list[LeaseRecord]) -> None:
     """Query the account's balance if a machine may be billed, and record the result."""
     machines = {i.id: i for i in listed if i.state is not InstanceState.GONE}
     for seen in (lease_now(ctx, lease.id).instance for lease in mine):

@@ -15,7 +15,7 @@ from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Leas
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.knowledge.version_skew import Skew
 from gpuwarden.ledger.events import CancelRequested, PauseRequested, ResumeRequested
-from gpuwarden.lifecycle.artifacts.ladder import Step, ladder
+from gpuwarden.lifecycle.artifacts.ladder import ProofStep, ladder
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
 from gpuwarden.lifecycle.artifacts.store_contents import StoreView, store_view
 from gpuwarden.lifecycle.context import CAPS, CAPS_PATIENCE_S, Context
@@ -24,11 +24,11 @@ from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
-from gpuwarden.lifecycle.execution.situation import Arranged, arranged, following, open_ticket
+from gpuwarden.lifecycle.execution.situation import TeardownPlan, following, open_ticket, teardown_plan
 from gpuwarden.lifecycle.leases.meter import believed, lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
-from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explained, diagnosed
+from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explanations, diagnosed
 from gpuwarden.lifecycle.monitoring.log_part import LogPart, log_part
 from gpuwarden.lifecycle.monitoring.time_left import time_left
 from gpuwarden.lifecycle.posted import posted_problems
@@ -42,7 +42,7 @@ PAUSABLE: Final = frozenset({Job.SUBMITTING, Job.QUEUED, Job.RUNNING, Job.PREEMP
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedJob:
     """A job, its lease and part of its log. `note` explains missing information; `explained` explains failures."""
 
     job: JobRecord
@@ -50,12 +50,12 @@ class Checked:
     lease: LeaseRecord | None
     log: LogPart | None
     note: str = ""
-    explained: Explained = NOTHING
+    explained: Explanations = NOTHING
     next_steps: tuple[NextStep, ...] = ()
-    ending: Arranged | None = None
+    ending: TeardownPlan | None = None
     artifact_store: StoreView | None = None
     """Contents of the job's artifact store, if its machine can't be read."""
-    evidence: tuple[Step, ...] = ()
+    evidence: tuple[ProofStep, ...] = ()
     """The completed and remaining steps in verifying the job's outputs."""
     posted: tuple[StoredAlert, ...] = ()
     """Problems that the job posted as alerts, the newest of each type."""
@@ -84,7 +84,7 @@ class Checked:
         return [self.log.text if self.log else "", *told]
 
 
-async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> Checked:
+async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: int = 4_000) -> CheckedJob:
     """Advance a job and return its state. `cursor` is a byte position in its log; None selects the log's end."""
     note, blocked = "", steps("")
     try:
@@ -128,22 +128,22 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     ending = _arranged(ctx, job, lease)
     left = time_left(ctx, job, observation)
     posted = tuple(posted_problems(ctx, job_id).values())
-    return Checked(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), posted, left)
+    return CheckedJob(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), posted, left)
 
 
-def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> Arranged | None:
+def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> TeardownPlan | None:
     """Return the user's advance decision about the machine's teardown; None if no decision or machine exists."""
-    return None if lease is None or believed(ctx, lease.id) == "gone" else arranged(ctx, job)
+    return None if lease is None or believed(ctx, lease.id) == "gone" else teardown_plan(ctx, job)
 
 
 @dataclass(frozen=True)
-class Signaled:
+class SignaledJob:
     """A job after a request to end, pause or resume its process, with the last observed state of its lease."""
 
     job: JobRecord
     lease: LeaseRecord | None
     next_steps: tuple[NextStep, ...]
-    ending: Arranged | None = None
+    ending: TeardownPlan | None = None
 
 
 def with_printed_progress(seen: Observation | None, text: str) -> Observation | None:
@@ -169,7 +169,7 @@ def with_printed_progress(seen: Observation | None, text: str) -> Observation | 
     return seen.model_copy(update={**found, "source": "output", "alerts": (*seen.alerts, *odd)})
 
 
-async def cancel(ctx: Context, job_id: str) -> Signaled:
+async def cancel(ctx: Context, job_id: str) -> SignaledJob:
     """Send a signal to a job's process so that it can save its state, then end it. The machine keeps running and is
     billed.
 
@@ -187,15 +187,15 @@ async def cancel(ctx: Context, job_id: str) -> Signaled:
     return await _signaled(ctx, job)
 
 
-async def _signaled(ctx: Context, job: JobRecord) -> Signaled:
+async def _signaled(ctx: Context, job: JobRecord) -> SignaledJob:
     if job.lease is not None and job.state in AT_REST:
         async with ctx.lock(job.id):
             await refresh_lease(ctx, job.lease)  # so that the cost is current
     lease = lease_now(ctx, job.lease) if job.lease else None
-    return Signaled(job, lease, following(ctx, job), _arranged(ctx, job, lease))
+    return SignaledJob(job, lease, following(ctx, job), _arranged(ctx, job, lease))
 
 
-async def pause(ctx: Context, job_id: str) -> Signaled:
+async def pause(ctx: Context, job_id: str) -> SignaledJob:
     """End a job's process so that it can resume later: send a signal, allow time to save, and do not relaunch it.
 
     The machine is kept and billed. Raises Conflict if the job has no process, and NotSupported if the job's files are
@@ -205,7 +205,8 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
     if job.state is not Job.PAUSED and job.state not in PAUSABLE:
         cancel = do(Action.CANCEL, "to end the job", alternative=True, job_id=job_id)
         raise Conflict(
-            f"job {job_id} {job.state.told}, so there is nothing to pause", () if job.state in TERMINAL_JOBS else cancel
+            f"job {job_id} {job.state.phrase}, so there is nothing to pause",
+            () if job.state in TERMINAL_JOBS else cancel,
         )
     if ctx.profile(job.spec.platform).kind == "serverless":
         raise NotSupported(
@@ -217,7 +218,7 @@ async def pause(ctx: Context, job_id: str) -> Signaled:
     return await _signaled(ctx, await advance(ctx, job_id))
 
 
-async def resume(ctx: Context, job_id: str) -> Signaled:
+async def resume(ctx: Context, job_id: str) -> SignaledJob:
     """Relaunch a paused job in its folder, and start the machine if it is stopped.
 
     Raises Conflict for a job that is not paused or whose machine is being ended, and Refused if the cost may exceed
@@ -226,7 +227,7 @@ async def resume(ctx: Context, job_id: str) -> Signaled:
     async with ctx.lock(job_id):
         job = read_job(ctx.ledger, job_id)
         if job.state in TERMINAL_JOBS or (job.state is not Job.PAUSED and not job.pausing):
-            raise Conflict(f"job {job_id} {job.state.told}; it is not paused", do(Action.CHECK, job_id=job_id))
+            raise Conflict(f"job {job_id} {job.state.phrase}; it is not paused", do(Action.CHECK, job_id=job_id))
         ticket = open_ticket(ctx, lease_now(ctx, job.lease)) if job.lease else None
         if ticket is not None and ticket.state in UNDER_WAY:
             raise Conflict(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuwarden.backends.base import Looker
+from gpuwarden.backends.base import CommandBackend
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Frozen, Printed
+from gpuwarden.core.models import CommandOutput, Frozen
 from gpuwarden.knowledge.decisions import Check, DecisionList
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
@@ -34,17 +34,17 @@ class CheckOutcome(Frozen):
 async def outcomes(ctx: Context, job: JobRecord, lists: Sequence[DecisionList]) -> tuple[CheckOutcome, ...]:
     """Run all read-only checks from the lists in one call, and evaluate their outputs. Each command runs only once."""
     rows = [(one.id, check) for one in lists for check in one.checks if check.reads][:MAX_CHECKS]
-    if not rows or job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), Looker):
+    if not rows or job.handle is None or not isinstance(backend := ctx.backend(job.handle.backend), CommandBackend):
         return ()
     commands = {" ".join(check.command): check.command for _, check in rows}
     try:
         printed = await backend.look(job.handle, commands)
     except WardenError as error:
-        return tuple(_outcome(name, check, Printed(why=error.code)) for name, check in rows)
+        return tuple(_outcome(name, check, CommandOutput(why=error.code)) for name, check in rows)
     return tuple(_outcome(name, check, printed[" ".join(check.command)]) for name, check in rows)
 
 
-def _outcome(name: str, check: Check, printed: Printed) -> CheckOutcome:
+def _outcome(name: str, check: Check, printed: CommandOutput) -> CheckOutcome:
     if printed.exit is None:
         return CheckOutcome(list=name, check=check.id, outcome=UNKNOWN, why=printed.why)
     found, value = check.judge(printed.text, printed.exit)

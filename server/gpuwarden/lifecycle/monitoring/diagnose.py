@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import anyio
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Beat, LogChunk, Observation
+from gpuwarden.core.models import Heartbeat, LogChunk, Observation
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
-from gpuwarden.knowledge import Diagnosis, Seen, Sign, diagnose, shipped
+from gpuwarden.knowledge import Diagnosis, ObservedSign, Sign, diagnose, shipped
 from gpuwarden.knowledge.decisions import for_signs
 from gpuwarden.knowledge.failure import Reading
 from gpuwarden.knowledge.version_skew import Skew, explain
@@ -32,7 +32,7 @@ FULL_INODES = 4
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explanations:
     """Possible explanations for a job's problem; any of them may be missing.
 
     They are the best-matching reference entries, the package releases that contain a missing name, and the outcomes of
@@ -44,10 +44,10 @@ class Explained:
     checks: tuple[CheckOutcome, ...] = ()
 
 
-NOTHING = Explained()
+NOTHING = Explanations()
 
 
-async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> Explained:
+async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> Explanations:
     """Return possible explanations for a job that failed, stalled or reports abnormal metrics."""
     failed = job.state is Job.FAILED
     signs = tuple(signs_of(job.state, seen)) if seen else ()
@@ -59,10 +59,10 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
     if failed and seen:
         code = 128 + seen.signal if seen.signal else seen.exit_code  # as in a shell
 
-    def explained() -> Explained:
+    def explained() -> Explanations:
         reading = Reading(log, code)
         found = diagnose(shipped(), log, exit_code=code, seen=signs, failed=failed, limit=LIMIT, reading=reading)
-        return Explained(found, explain(reading.failure) if failed else None)
+        return Explanations(found, explain(reading.failure) if failed else None)
 
     # run in a thread, because reading the references takes a second the first time
     found = await anyio.to_thread.run_sync(explained)
@@ -71,31 +71,35 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
     return replace(found, checks=await outcomes(ctx, job, for_signs(one.sign for one in signs)))
 
 
-def signs_of(state: Job, seen: Observation) -> Iterator[Seen]:
+def signs_of(state: Job, seen: Observation) -> Iterator[ObservedSign]:
     """Yield the signs of problems in an observation, except problems from which the job has recovered."""
     if state in {Job.RUNNING, Job.FAILED, Job.SUCCEEDED}:
         kinds = {"nonfinite"} if state is Job.SUCCEEDED else {"nonfinite", "spike", "slowed", "stall"}
         for alert in (a for a in open_alerts(seen) if a.kind in kinds):
-            yield Seen(sign=_sign(alert.kind, alert.subject, seen.metrics), text=text_of(alert))
+            yield ObservedSign(sign=_sign(alert.kind, alert.subject, seen.metrics), text=text_of(alert))
     if state is Job.RUNNING and seen.stale:
-        yield Seen(sign=Sign.STALL, text=f"the runner: {seen.why}")
+        yield ObservedSign(sign=Sign.STALL, text=f"the runner: {seen.why}")
     if state is not Job.FAILED:
         return
-    beat = seen.beat or Beat()
+    beat = seen.beat or Heartbeat()
     if seen.reason is Code.TIME_LIMIT:
-        yield Seen(sign=Sign.TIME_LIMIT, text=f"the job ended: {seen.why}", sure=True)
+        yield ObservedSign(sign=Sign.TIME_LIMIT, text=f"the job ended: {seen.why}", sure=True)
     elif seen.reason is Code.VANISHED:
-        yield Seen(sign=Sign.VANISHED, text=f"the job ended: {seen.why}")
+        yield ObservedSign(sign=Sign.VANISHED, text=f"the job ended: {seen.why}")
     if seen.reason is Code.OUT_OF_MEMORY:
-        yield Seen(sign=Sign.OOM_KILL, text=f"the kernel killed a process to free memory: {seen.why}", sure=True)
+        yield ObservedSign(
+            sign=Sign.OOM_KILL, text=f"the kernel killed a process to free memory: {seen.why}", sure=True
+        )
     elif beat.oom_kills:
         text = f"the kernel killed processes to free memory, {beat.oom_kills} times while the job ran"
-        yield Seen(sign=Sign.OOM_KILL, text=text)
+        yield ObservedSign(sign=Sign.OOM_KILL, text=text)
     if beat.disk_free is not None and beat.disk_free < FULL_BYTES:
-        yield Seen(sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}")
+        yield ObservedSign(
+            sign=Sign.DISK_FULL, text=f"heartbeat: {beat.disk_free:,} bytes free of {beat.disk_total or 0:,}"
+        )
     if beat.inodes_free is not None and beat.inodes_free <= FULL_INODES:
         text = f"heartbeat: {beat.inodes_free:,} inodes free of {beat.inodes_total or 0:,}"
-        yield Seen(sign=Sign.INODES_USED, text=text)
+        yield ObservedSign(sign=Sign.INODES_USED, text=text)
 
 
 def _sign(kind: str, name: str, metrics: dict[str, float]) -> Sign:

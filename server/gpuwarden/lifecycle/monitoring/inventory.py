@@ -24,7 +24,7 @@ from gpuwarden.lifecycle.leases.expirations import clocks_of, stopped_at
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.leases.self_stopped import may_self_stop, self_stopped
 from gpuwarden.lifecycle.leases.shared_answers import sharing
-from gpuwarden.lifecycle.monitoring.balances import known_funds, look_at_funds
+from gpuwarden.lifecycle.monitoring.balances import check_balance, known_funds
 from gpuwarden.lifecycle.records import (
     JobRecord,
     LeaseRecord,
@@ -84,7 +84,7 @@ class Row:
         if doubt:
             notes.append("unverified: counts as billed" + (f" ({unseen})" if unseen else ""))
         if job.state in AT_REST:
-            notes.append(f"the job {job.state.told}")
+            notes.append(f"the job {job.state.phrase}")
         if seen is not None and seen.state in {InstanceState.INTERRUPTED, InstanceState.STOPPED}:
             own = lease.id == job.lease and self_stopped(ctx, job)
             notes.append(f"{'it stopped itself' if own else seen.state}; its disk may be billed")
@@ -265,7 +265,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
                     ctx.seen.setdefault(lease.id, (ctx.clock.now(), instance))
         trouble.update(await _reopen(ctx, platform, answer.value))
         mine = [lease for lease in there if lease.platform == platform]
-        await look_at_funds(ctx, platform, answer.value, mine)
+        await check_balance(ctx, platform, answer.value, mine)
 
     with first_error():
         async with anyio.create_task_group() as together:  # so that a slow platform does not delay others
@@ -305,7 +305,7 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
         if lease is None or instance.state is InstanceState.GONE:
             continue
         from gpuwarden.lifecycle.execution.provisioning import (
-            intend_to_abandon,
+            record_abandon_intent,
             record_extra,
             refresh_lease,
         )  # imported here, because it is rarely needed
@@ -321,7 +321,7 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
                         ctx.ledger.add(lease.subject, LeaseAdopted(instance=instance, why=why))
                         job = read_job(ctx.ledger, lease.job_id)
                         if job.lease != lease.id or job.state in TERMINAL_JOBS:  # it never ran a job and never will
-                            intend_to_abandon(ctx, lease, "it was listed after its job had stopped waiting for it")
+                            record_abandon_intent(ctx, lease, "it was listed after its job had stopped waiting for it")
                 elif lease.instance_id is None or lease.state is Lease.STOPPED:
                     await refresh_lease(ctx, lease.id)
         except Exception as error:

@@ -9,7 +9,7 @@ from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.models import Observation
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job
 from gpuwarden.lifecycle.context import REHEARSAL, Context
-from gpuwarden.lifecycle.execution.situation import Arranged, arranged, remains
+from gpuwarden.lifecycle.execution.situation import TeardownPlan, remains, teardown_plan
 from gpuwarden.lifecycle.leases.expirations import clocks_of
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue, shown_alerts
@@ -43,7 +43,7 @@ class JobLine:
     estimated: bool
     seen: Observation | None = None
     clocks: tuple[Deadline, ...] = ()
-    ending: Arranged | None = None
+    ending: TeardownPlan | None = None
     storage: tuple[str, ...] = ()
     """Names of the storage that is still billed although the machine is gone."""
 
@@ -82,14 +82,14 @@ class Overview:
 async def overview(ctx: Context, *, offline: bool = False) -> Overview:
     """Return the overview. Unless `offline`, first advance every job and query every platform in use."""
     if offline:
-        return glance(ctx, {})
+        return cached_overview(ctx, {})
     found = await list_instances(ctx)
     doubt = {"ledger": f"{found.ledger.message}. {found.ledger.hint}"} if found.ledger else {}
     others = tuple(row for row in found.rows if row.job is None and row.billing is not False)
-    return replace(glance(ctx, found.unknown | doubt), others=others)
+    return replace(cached_overview(ctx, found.unknown | doubt), others=others)
 
 
-def glance(ctx: Context, unknown: dict[str, str]) -> Overview:
+def cached_overview(ctx: Context, unknown: dict[str, str]) -> Overview:
     """Return the overview from the ledger and this process's last observations, without any queries."""
     raise_overdue(ctx)
     now = ctx.clock.now()
@@ -131,7 +131,7 @@ def line_of(ctx: Context, job: JobRecord) -> JobLine:
         billing=any(lease.instance is None or lease.instance.meter is not False for lease in live),
         seen=with_newest_step(ctx, job),
         clocks=tuple(clock for lease in live for clock in clocks_of(ctx, lease, job) if not clock.after_job),
-        ending=arranged(ctx, job) if live or job.state not in TERMINAL_JOBS else None,
+        ending=teardown_plan(ctx, job) if live or job.state not in TERMINAL_JOBS else None,
         storage=() if live else remains(ctx, job),
     )
 

@@ -64,7 +64,7 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
     """
     job = read_job(ctx.ledger, job_id)
     if job.state not in FAILED:
-        raise BadRequest(f"{job_id} {job.state.told}; a postmortem needs a job that failed", "Specify a failed job.")
+        raise BadRequest(f"{job_id} {job.state.phrase}; a postmortem needs a job that failed", "Specify a failed job.")
     fixed = _success(ctx, job, succeeded)
     tail = await tail_of(ctx, job, reachable=True)
     hidden = ctx.hidden(tail, job.spec.secrets)
@@ -100,7 +100,7 @@ def _success(ctx: Context, failed: JobRecord, named: str | None) -> JobRecord | 
         job = read_job(ctx.ledger, named)
         if job.state is not Job.SUCCEEDED or job.id == failed.id:
             raise BadRequest(
-                f"{named} {job.state.told}; --succeeded needs a job that succeeded", "Omit it to search for one."
+                f"{named} {job.state.phrase}; --succeeded needs a job that succeeded", "Omit it to search for one."
             )
         return job
     later = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, Job.SUCCEEDED)) if _akin(j, failed)]

@@ -14,7 +14,7 @@ from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.lifecycle.context import REHEARSAL, Context
 from gpuwarden.lifecycle.leases.meter import lease_now, spent
 from gpuwarden.lifecycle.records import lease_ids, read_job
-from gpuwarden.people import person_of
+from gpuwarden.people import user_of
 
 MAX_DAYS = 400
 
@@ -98,7 +98,7 @@ def bills_since(ctx: Context, since: float) -> Iterator[_Bill]:
     now = ctx.clock.now()
     for ended in ctx.ledger.ended_leases(since):
         cost = ended.cost if ended.cost is not None else spent(ctx, ended.lease)
-        yield _Bill(ended.job, ended.platform, ended.project, ended.opened, ended.since, cost, person_of(ended.actor))
+        yield _Bill(ended.job, ended.platform, ended.project, ended.opened, ended.since, cost, user_of(ended.actor))
     resting = [name.removeprefix("lease/") for name in ctx.ledger.resting()]
     for lease_id in (*lease_ids(ctx.ledger, *LIVE_LEASES), *resting):
         lease = lease_now(ctx, lease_id)

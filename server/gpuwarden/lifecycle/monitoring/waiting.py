@@ -15,7 +15,7 @@ from gpuwarden.core.money import at_most, usd, usd_per_hour
 from gpuwarden.core.next_step import Machine
 from gpuwarden.core.plural import counted
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Teardown
-from gpuwarden.ledger.events import EndingAnnounced, ReceiptIssued, TeardownAwaitingHuman
+from gpuwarden.ledger.events import AutoTeardownAnnounced, ReceiptIssued, TeardownAwaitingHuman
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import following, machine_of, situation
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, order_for
@@ -90,7 +90,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
         text = f"the teardown of {job.spec.name}'s machine is not confirmed; check {lease.platform}'s console"
         return replace(found, kind="unseen_end", text=text, next_steps=(do(Action.CHECK, job_id=job.id),))
     since = next((e.at for e in ctx.ledger.events(record.subject, kind=TeardownAwaitingHuman)), record.since)
-    announced = ctx.ledger.last(job.subject, EndingAnnounced)
+    announced = ctx.ledger.last(job.subject, AutoTeardownAnnounced)
     if announced is not None and announced.data.ticket == ticket and automatic_teardown(ctx, job.id) is not None:
         keep = (do(Action.HOLD, "to object", job_id=job.id),)
         text = f"automatic teardown will {found.text}"

@@ -23,7 +23,7 @@ from gpuwarden.core.clock import doubled
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.ledger.events import AlertCleared, AlertRaised
-from gpuwarden.lifecycle.artifacts.background import Keeper
+from gpuwarden.lifecycle.artifacts.background import BackgroundCopier
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.transitions import over_cap
 from gpuwarden.lifecycle.fan_out.driving import FanOuts
@@ -44,9 +44,9 @@ from gpuwarden.lifecycle.monitoring.inventory import (
     what_went_wrong,
 )
 from gpuwarden.lifecycle.monitoring.reports import ReportPuller
-from gpuwarden.lifecycle.notify import Alert, Courier, Key, record
+from gpuwarden.lifecycle.notify import Alert, AlertSender, Key, record
 from gpuwarden.lifecycle.records import lease_ids_of, read_job, read_lease
-from gpuwarden.lifecycle.teardown.orders import Orders
+from gpuwarden.lifecycle.teardown.orders import AutoTeardowns
 from gpuwarden.private import private_folder, write_private
 
 EVERY_S: Final = 15.0
@@ -91,8 +91,12 @@ class Watcher:
     """Whether this process held the lock in the last round. If `defers` is set, the lock is released between rounds."""
 
     def __post_init__(self) -> None:
-        self.keeper, self.orders, self.reports = Keeper(self.ctx), Orders(self.ctx), ReportPuller(self.ctx)
-        self.fan_outs, self.courier = FanOuts(self.ctx), Courier(self.ctx)
+        self.keeper, self.orders, self.reports = (
+            BackgroundCopier(self.ctx),
+            AutoTeardowns(self.ctx),
+            ReportPuller(self.ctx),
+        )
+        self.fan_outs, self.alert_sender = FanOuts(self.ctx), AlertSender(self.ctx)
         # Lock files are never removed: a watch that locks a removed file would not exclude another watch.
         locks = private_folder(self.ctx.home / "locks")
         self._lock, self._copies, self._fetches = (
@@ -182,7 +186,7 @@ class Watcher:
             self._read()
             found = [*await conditions(self.ctx, self._raised), *self.fan_outs.conditions()]
             news = self._settle(found, self._held(found, awake_since))
-            trouble |= await self.courier.round({c.key for c in found})
+            trouble |= await self.alert_sender.round({c.key for c in found})
             if (doubt := self.ctx.ledger.trouble()) is not None:
                 trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
             return Round(tuple(news), tuple(self._raised.values()), trouble)
@@ -287,7 +291,7 @@ class Watcher:
         return news
 
 
-async def _alone(lock: FileLock, name: str, *workers: Keeper | FanOuts | ReportPuller) -> None:
+async def _alone(lock: FileLock, name: str, *workers: BackgroundCopier | FanOuts | ReportPuller) -> None:
     """Run a round of each worker unless another process is running one. Record errors in the first one's `trouble`."""
     try:
         with contextlib.suppress(Timeout):

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from gpuwarden.backends.base import Bounded, Optioned, Startable
+from gpuwarden.backends.base import LimitedBackend, Optioned, ReadinessBackend
 from gpuwarden.core.engine import EngineLimits
 from gpuwarden.core.errors import AuthFailed, NotFound, NotSupported, WardenError
 from gpuwarden.core.guidance import manual_text
@@ -156,12 +156,12 @@ async def _ask(
 
 async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> Answer[EngineLimits] | None:
     """Return a platform engine's limits for a job; None if the platform has no engine."""
-    if not isinstance(backend, Bounded):
+    if not isinstance(backend, LimitedBackend):
         return None
     try:
         place = await pin_host_key(ctx, ctx.owned_place(spec.platform))
         limits = await backend.limits(spec, place)
-        return Known(limits.model_copy(update={"asked": limits.asked.model_copy(update={"tasks": tasks})}))
+        return Known(limits.model_copy(update={"request": limits.request.model_copy(update={"tasks": tasks})}))
     except WardenError as error:
         return Unknown(f"{error.message}. {manual_text(error.next_steps)}".strip())
 
@@ -170,7 +170,7 @@ async def _readiness(
     ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
 ) -> Answer[Readiness] | None:
     """Return the needs that an existing machine does not meet; None if the job has none or they can't be checked."""
-    if not isinstance(backend, Startable) or not needs.any:
+    if not isinstance(backend, ReadinessBackend) or not needs.any:
         return None
     if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail as well
         return Unknown(silent.message)

@@ -17,12 +17,12 @@ from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.models import JobSpec, digest
 from gpuwarden.core.sanitize import line, redact
 from gpuwarden.hub.client import HubConfig
-from gpuwarden.ledger.events import RehearsalAllowed, RehearsalAsked, ScriptRehearsed
+from gpuwarden.ledger.events import RehearsalAllowed, RehearsalRequested, ScriptRehearsed
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.private import private_folder, write_private
-from gpuwarden.rules.facts import Rehearsed
+from gpuwarden.rules.facts import RehearsalOutcome
 from gpuwarden.static_analysis.newer_grammar import described
 from gpuwarden.static_analysis.script import ScriptFacts, read_script, with_grammar
 
@@ -61,15 +61,15 @@ class NeedsConsent(Refused):
 
 
 @dataclass(frozen=True)
-class Permitted:
+class PermittedScript:
     """A script that may run locally: its facts, its inputs, and the question that the user approved."""
 
     script: ScriptFacts
     inputs: Inputs
-    asked: RehearsalAsked
+    asked: RehearsalRequested
 
 
-async def permit(ctx: Context, spec: JobSpec) -> Permitted:
+async def permit(ctx: Context, spec: JobSpec) -> PermittedScript:
     """Return the script of a job that may be rehearsed.
 
     Raises BadRequest if the job has no readable script, and NeedsConsent if the user has not allowed the script.
@@ -86,7 +86,7 @@ async def permit(ctx: Context, spec: JobSpec) -> Permitted:
         await to_thread.run_sync(_keep, ctx.home / QUESTIONS, ticket, spec.script)
         ctx.ledger.add(f"script/{ticket}", asked)
         raise NeedsConsent(ticket)
-    return Permitted(script, inputs, asked)
+    return PermittedScript(script, inputs, asked)
 
 
 async def rehearse_script(ctx: Context, spec: JobSpec) -> Rehearsal:
@@ -133,10 +133,10 @@ async def rehearse_script(ctx: Context, spec: JobSpec) -> Rehearsal:
     return Rehearsal(asked.digest, outcome, place.lacking)
 
 
-def _question(spec: JobSpec, inputs: Inputs, packages: tuple[str, ...]) -> RehearsalAsked:
+def _question(spec: JobSpec, inputs: Inputs, packages: tuple[str, ...]) -> RehearsalRequested:
     assert spec.script is not None
     files = {file.path: file.sha256 for file in inputs.files}
-    return RehearsalAsked(
+    return RehearsalRequested(
         digest=rehearsal_digest(spec, files),
         name=line(spec.name, 80),
         args=_some(spec.args),
@@ -171,15 +171,15 @@ def allowed(ctx: Context, whole: str) -> bool:
     return granted is not None and granted.data.digest == whole
 
 
-def asked_for(ctx: Context, ticket: str) -> RehearsalAsked:
+def asked_for(ctx: Context, ticket: str) -> RehearsalRequested:
     """Return the question for a ticket. Raises NotFound."""
-    found = ctx.ledger.last(f"script/{ticket}", RehearsalAsked)
+    found = ctx.ledger.last(f"script/{ticket}", RehearsalRequested)
     if found is None:
         raise NotFound(f"this ledger has no rehearsal request {line(ticket, 40)!r}", do(Action.REHEARSE))
     return found.data
 
 
-def whole_script(ctx: Context, asked: RehearsalAsked) -> str | None:
+def whole_script(ctx: Context, asked: RehearsalRequested) -> str | None:
     """Return the script that a question is about; None if the stored copy is missing or has been changed."""
     try:
         text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
@@ -195,7 +195,7 @@ def _keep(folder: Path, ticket: str, script: str) -> None:
             old.unlink()
 
 
-def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
+def allow(ctx: Context, asked: RehearsalRequested, channel: str, by: str) -> None:
     """Record that the user approved a question. Raises Refused if the policy lists approvers and this user is not
     listed.
     """
@@ -203,13 +203,13 @@ def allow(ctx: Context, asked: RehearsalAsked, channel: str, by: str) -> None:
     ctx.ledger.add(f"script/{ticket_of(asked.digest)}", RehearsalAllowed(digest=asked.digest, channel=channel, by=by))
 
 
-def rehearsed(ctx: Context, spec: JobSpec, files: dict[str, str]) -> Rehearsed | None:
+def rehearsed(ctx: Context, spec: JobSpec, files: dict[str, str]) -> RehearsalOutcome | None:
     """Return the outcome of the last rehearsal of exactly this script; None if it has not been rehearsed."""
     whole = rehearsal_digest(spec, files)
     found = ctx.ledger.last(f"script/{ticket_of(whole)}", ScriptRehearsed)
     if found is None or found.data.digest != whole:
         return None
-    return Rehearsed(found.data.outcome, found.data.certain, found.data.message, found.data.line)
+    return RehearsalOutcome(found.data.outcome, found.data.certain, found.data.message, found.data.line)
 
 
 def _recorded(ctx: Context, whole: str, packages: str, outcome: Outcome) -> ScriptRehearsed:

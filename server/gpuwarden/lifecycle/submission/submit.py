@@ -14,7 +14,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from gpuwarden.backends.base import Confining, Optioned
+from gpuwarden.backends.base import Optioned, SandboxBackend
 from gpuwarden.core.errors import BadRequest, Conflict, NoSandbox, NotFound, NotSupported, Refused
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Choice, JobSpec, Quote, Unknown, Verb, digest
@@ -35,7 +35,7 @@ from gpuwarden.lifecycle.submission.facts import gather
 from gpuwarden.lifecycle.submission.input_store import stage, sweep
 from gpuwarden.lifecycle.submission.rehearsing import Rehearsal, rehearse_script
 from gpuwarden.lifecycle.team import check_receipt
-from gpuwarden.providers.base import Provider, Wishing
+from gpuwarden.providers.base import MachineOptionsProvider, Provider
 from gpuwarden.rules.catalog import rules_of
 from gpuwarden.rules.facts import SubmitFacts
 
@@ -84,7 +84,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSubmission:
     """A job that passed the submit gate: its facts, findings and quote.
 
     If the job may run on several platforms, `facts` belongs to the first platform that passed, `places` contains the
@@ -222,7 +222,7 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
         found = backend.settle(spec)
         return found if found.platform == spec.platform else settled(ctx, found)
     if spec.options and ctx.profile(spec.platform).provider is not None:
-        check_wishes(spec, ctx.provider(spec.platform))
+        check_machine_options(spec, ctx.provider(spec.platform))
     elif spec.options:
         raise BadRequest(
             f"{spec.platform} has no options, but {', '.join(sorted(spec.options))[:100]} was given",
@@ -231,9 +231,9 @@ def settled(ctx: Context, spec: JobSpec) -> JobSpec:
     return spec
 
 
-def check_wishes(spec: JobSpec, provider: Provider) -> None:
+def check_machine_options(spec: JobSpec, provider: Provider) -> None:
     """Raise BadRequest if an option for rented machines is not supported, or if its value is not a short name."""
-    taken = provider.wishes if isinstance(provider, Wishing) else frozenset()
+    taken = provider.machine_options if isinstance(provider, MachineOptionsProvider) else frozenset()
     for name, wish in spec.options.items():
         if name not in taken:
             has = f"supports only the options {', '.join(sorted(taken))}" if taken else "has no options"
@@ -244,7 +244,9 @@ def check_wishes(spec: JobSpec, provider: Provider) -> None:
             raise BadRequest(f"the {name} {line(wish, 60)!r} is not a valid name", f"Pass a single {name} as text.")
 
 
-async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Checks = Checks.LAUNCH) -> Checked:
+async def check_spec(
+    ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Checks = Checks.LAUNCH
+) -> CheckedSubmission:
     """Gather the facts and run the rules on them. Blocking findings are recorded and raised as Refused.
 
     `tasks` is the number of jobs like this one that are submitted to the engine as one array.
@@ -257,12 +259,12 @@ async def check_spec(ctx: Context, spec: JobSpec, *, tasks: int = 1, checks: Che
 
 async def _look(
     ctx: Context, spec: JobSpec, *, checks: Checks, tasks: int = 1, elsewhere: SubmitFacts | None = None
-) -> Checked:
+) -> CheckedSubmission:
     """Return the facts and findings for a job on one platform, including blocking findings."""
     lacking = await _lacking_here(ctx, spec, checks)
     facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
-    return Checked(facts, (*run_rules(rules_of("submit"), facts), *lacking), quote)
+    return CheckedSubmission(facts, (*run_rules(rules_of("submit"), facts), *lacking), quote)
 
 
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
@@ -278,7 +280,7 @@ async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Fi
         return ()  # a rule reports this together with all other findings
     rehearsed = profile.provider is not None
     try:
-        if isinstance(backend, Confining):
+        if isinstance(backend, SandboxBackend):
             await backend.admit(spec, rehearsed=rehearsed)
     except (NoSandbox, BadRequest) as error:
         waits = checks is Checks.RECEIPT and rehearsed and not isinstance(error, NoSandbox)
@@ -303,7 +305,7 @@ def _refusal(ctx: Context, spec: JobSpec, findings: tuple[Finding, ...]) -> Refu
     )
 
 
-async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LAUNCH) -> Checked:
+async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LAUNCH) -> CheckedSubmission:
     """Check a job on each of its platforms, and keep those that pass, in order.
 
     A platform with blocking findings is removed from the list. Raises Refused if no platform remains, and BadRequest
@@ -333,7 +335,7 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
             text = f"{where} was removed from the list: {finding.message}"
             findings.append(finding.model_copy(update={"severity": Severity.WARNING, "message": text}))
     facts = tuple(checked.facts for checked in passed)
-    return Checked(facts[0], _once(findings), passed[0].quote, spec.digest, facts)
+    return CheckedSubmission(facts[0], _once(findings), passed[0].quote, spec.digest, facts)
 
 
 def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -369,7 +371,7 @@ class NeedsApproval(Refused):
         self.ticket = ticket
 
 
-def _change(issued: ReceiptIssued, checked: Checked) -> str:
+def _change(issued: ReceiptIssued, checked: CheckedSubmission) -> str:
     """Return a description of the first difference between the current facts and those that a receipt is bound to."""
     if issued.choices != checked.choices:
         was, here = (
@@ -395,7 +397,7 @@ _PARTS: Final = {
 }
 
 
-def moved(issued: ReceiptIssued, checked: Checked) -> str:
+def moved(issued: ReceiptIssued, checked: CheckedSubmission) -> str:
     """Return a description of the input files, or else of the Hub repos, that have changed since a receipt was issued.
 
     Return an empty string if none has changed. Repos that appear in only one of the two sets of facts are ignored.
@@ -408,7 +410,7 @@ def moved(issued: ReceiptIssued, checked: Checked) -> str:
     return "; ".join(f"{name} was {then[name]} and is now {seen[name]}" for name in both if then[name] != seen[name])
 
 
-async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
+async def _accept(ctx: Context, checked: CheckedSubmission, receipt: str) -> Submission:
     """Record the job, once per receipt, and perform its first step."""
     job_id = "j" + hashlib.sha256(receipt.encode()).hexdigest()[:10]
     async with ctx.lock(CAPS):  # so that two processes can't accept a duplicate or spend the same budget
@@ -427,7 +429,7 @@ async def _accept(ctx: Context, checked: Checked, receipt: str) -> Submission:
     return _submitted(ctx, job, replace(done, adopted=live is not None))
 
 
-async def take_inputs(ctx: Context, checked: Checked) -> None:
+async def take_inputs(ctx: Context, checked: CheckedSubmission) -> None:
     """Store the checked input files before the job is accepted; delete stored files that no live job needs."""
     inputs = checked.facts.inputs
     kept = [inputs, *(read_job(ctx.ledger, name).inputs for name in _live_jobs(ctx))]
@@ -438,7 +440,7 @@ async def take_inputs(ctx: Context, checked: Checked) -> None:
 
 def record_job(
     ctx: Context,
-    checked: Checked,
+    checked: CheckedSubmission,
     job_id: str,
     receipt: str,
     *,
@@ -486,7 +488,7 @@ def _live_jobs(ctx: Context) -> list[str]:
     return job_ids(ctx.ledger, *(s for s in Job if s not in TERMINAL_JOBS))
 
 
-def _live_duplicate(ctx: Context, checked: Checked) -> str | None:
+def _live_duplicate(ctx: Context, checked: CheckedSubmission) -> str | None:
     """Return the open job from an earlier call with exactly the same arguments and inputs, if any."""
     wanted = checked.spec_digest, checked.facts.inputs
     for job_id in _live_jobs(ctx):

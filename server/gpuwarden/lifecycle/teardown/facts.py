@@ -22,15 +22,15 @@ from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Leas
 from gpuwarden.core.weights import checkpoint_like
 from gpuwarden.ledger.events import ArtifactsPulled, OutputsDeclared, TeardownAwaitingHuman, TeardownBlocked
 from gpuwarden.lifecycle.artifacts.local_copies import (
+    CopyStatus,
     Pulled,
-    Standing,
     copy_for,
     last_pull,
     read_pull,
     verified_now,
     whole_from,
 )
-from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, look_at_store
+from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, compare_with_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.leases.meter import look
@@ -63,7 +63,7 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
     rests = isinstance(listed, Known) and whole is not None and listed.value is whole.manifest
     if isinstance(listed, Known):
         pulled = copy_for(ctx, job.id, listed.value)
-    copy = verified_now(ctx, job.id, pulled) if pulled else Standing()
+    copy = verified_now(ctx, job.id, pulled) if pulled else CopyStatus()
     shown_last = whole.disclosure if rests and whole is not None else None
     store = None if rests else await _stored(ctx, job, handle, listed, pulled, copy)
     changed: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ async def _stored(
     handle: Answer[Handle | None],
     listed: Answer[Manifest],
     pulled: Pulled | None,
-    copy: Standing,
+    copy: CopyStatus,
 ) -> StoreCopy | None:
     """Check the artifact store, if the job has one and the local copy is not sufficient."""
     if not job.spec.artifact_store or isinstance(listed, Unknown) or isinstance(handle, Unknown):
@@ -152,7 +152,7 @@ async def _stored(
     proven = copy.verdict is Verdict.PROVEN and pulled is not None and all(pulled.has(f) for f in listed.value.files)
     if proven or handle.value is None:
         return None
-    return await look_at_store(ctx, job, handle.value, listed.value)
+    return await compare_with_store(ctx, job, handle.value, listed.value)
 
 
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:

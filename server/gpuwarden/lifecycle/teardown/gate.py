@@ -13,7 +13,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
-from gpuwarden.backends.base import Keyed
+from gpuwarden.backends.base import HostKeyBackend
 from gpuwarden.core.errors import BadRequest, Conflict, NotSupported, Refused, WardenError
 from gpuwarden.core.guidance import Action, NextStep, approval, do
 from gpuwarden.core.models import Unknown, Verb, Verdict
@@ -24,7 +24,7 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Le
 from gpuwarden.ledger.events import (
     ApprovalGranted,
     ApprovalUsed,
-    EndingOrdered,
+    AutoTeardownOrdered,
     LeaseStopping,
     LeaseUnverified,
     TeardownAwaitingHuman,
@@ -139,7 +139,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         return NotSupported(message, [only, again, do(Action.VERIFY, job_id=job.id)])
     copy = f"The copy in {pulled.dest} is proven, so the" if proven and pulled else "The job left no outputs, so the"
     remove = ["rm", "-r", "--", job.handle.run_dir]
-    if job.handle.place.host and isinstance(ctx.backend(job.handle.backend), Keyed):  # reached over SSH
+    if job.handle.place.host and isinstance(ctx.backend(job.handle.backend), HostKeyBackend):  # reached over SSH
         remove = ["ssh", job.handle.place.host, shlex.join(remove)]
     return NotSupported(message, f"{copy} user may remove its run folder manually: {shlex.join(remove)}")
 
@@ -321,13 +321,13 @@ def silent(view: TeardownView, storage: bool = False) -> bool:
     return all(not f.blocks and f.rule in chosen for f in view.findings)
 
 
-def storage_accepted(ctx: Context, view: TeardownView, order: EndingOrdered) -> bool:
+def storage_accepted(ctx: Context, view: TeardownView, order: AutoTeardownOrdered) -> bool:
     """Return whether all storage that is billed after a machine's termination was accepted with its job."""
     profile = ctx.profile(view.lease.platform)
     return set(profile.residue("terminate", requested=view.job.spec.durable_storage)) <= set(order.storage)
 
 
-async def approve_by_order(ctx: Context, ticket: str, seen: str, order: EndingOrdered) -> TeardownView:
+async def approve_by_order(ctx: Context, ticket: str, seen: str, order: AutoTeardownOrdered) -> TeardownView:
     """Execute an automatic teardown for exactly the facts with digest `seen`, if the user has nothing to decide.
 
     Raises Conflict if the facts or the request's state have changed, and Refused if the user has to decide.

@@ -20,10 +20,10 @@ from gpuwarden.core.models import InstanceState
 from gpuwarden.core.next_step import UNDER_WAY, Copy
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease, Teardown
 from gpuwarden.ledger.events import (
+    AutoTeardownAnnounced,
+    AutoTeardownHeld,
+    AutoTeardownOrdered,
     CreateIntent,
-    EndingAnnounced,
-    EndingObjected,
-    EndingOrdered,
     SelfStopOrdered,
 )
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
@@ -41,7 +41,7 @@ MOST_WAIT_S: Final = 600.0
 _ASKED: Final = frozenset({Teardown.REQUESTED, Teardown.BLOCKED, Teardown.AWAITING_HUMAN})
 
 
-class Objection(StrEnum):
+class HoldOutcome(StrEnum):
     """The effect of a hold. HELD: automatic teardown has sent no call and will send none.
 
     TOO_LATE: a call was sent, or may have been sent before the process died, and no further call will be sent; or the
@@ -53,23 +53,26 @@ class Objection(StrEnum):
     NOT_ORDERED = "not_ordered"
 
 
-def object_to(ctx: Context, job_id: str, channel: str, by: str) -> Objection:
+def hold_machine(ctx: Context, job_id: str, channel: str, by: str) -> HoldOutcome:
     """Hold a job's machine until the user decides. The ledger's sequence of events shows whether the hold was in time.
 
     Raises NotFound if the job does not exist.
     """
     job = read_job(ctx.ledger, job_id)
-    if ctx.ledger.last(job.subject, EndingOrdered) is None and ctx.ledger.last(job.subject, SelfStopOrdered) is None:
-        return Objection.NOT_ORDERED
+    if (
+        ctx.ledger.last(job.subject, AutoTeardownOrdered) is None
+        and ctx.ledger.last(job.subject, SelfStopOrdered) is None
+    ):
+        return HoldOutcome.NOT_ORDERED
     with ctx.ledger.transaction():
-        if ctx.ledger.last(job.subject, EndingObjected) is None:
-            ctx.ledger.add(job.subject, EndingObjected(channel=channel, by=by))
+        if ctx.ledger.last(job.subject, AutoTeardownHeld) is None:
+            ctx.ledger.add(job.subject, AutoTeardownHeld(channel=channel, by=by))
         names = ctx.ledger.subjects("teardown", job=job.id)
         requests = [read_teardown(ctx.ledger, name.removeprefix("teardown/")) for name in names]
     late = (
         call_sent(ctx, r) if voided(ctx, r) else r.state in {*UNDER_WAY, Teardown.VERIFIED_STOPPED} for r in requests
     )
-    return Objection.TOO_LATE if any(late) else Objection.HELD
+    return HoldOutcome.TOO_LATE if any(late) else HoldOutcome.HELD
 
 
 def ordered_jobs(ctx: Context) -> list[JobRecord]:
@@ -88,7 +91,7 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
     return [job for job in found if job.state is Job.SUCCEEDED and automatic_teardown(ctx, job.id) is not None]
 
 
-class Orders:
+class AutoTeardowns:
     """Executes the automatic teardowns in one ledger. Jobs that wait for the user are checked less often."""
 
     def __init__(self, ctx: Context) -> None:
@@ -98,7 +101,7 @@ class Orders:
 
     def shortest_grace(self) -> float:
         """Return the shortest grace period of an announced teardown, in seconds."""
-        jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, EndingAnnounced))
+        jobs = (job.id for job in ordered_jobs(self.ctx) if self.ctx.ledger.last(job.subject, AutoTeardownAnnounced))
         graces = [order.grace_s for job in jobs if (order := automatic_teardown(self.ctx, job))]
         return min(graces, default=self.ctx.policy.teardown.grace_minutes * 60.0)
 
@@ -146,10 +149,10 @@ async def _carry_out(ctx: Context, job: JobRecord, awake_since: float) -> bool:
     quiet = silent(view, storage_accepted(ctx, view, order))
     if view.record.state is not Teardown.AWAITING_HUMAN or seen is None or not quiet:
         return False
-    announced, now = ctx.ledger.last(job.subject, EndingAnnounced), ctx.clock.now()
+    announced, now = ctx.ledger.last(job.subject, AutoTeardownAnnounced), ctx.clock.now()
     same = announced is not None and (announced.data.ticket, announced.data.digest) == (view.record.id, seen)
     if announced is None or not same or announced.at < awake_since:
-        event = EndingAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=now + order.grace_s)
+        event = AutoTeardownAnnounced(ticket=view.record.id, digest=seen, verb=order.verb, ends_at=now + order.grace_s)
         ctx.ledger.add(job.subject, event)
         return True
     due = ends_at(ctx, announced)

@@ -44,7 +44,7 @@ _TALKING: Final = ("-Instruct", "-instruct", "-Chat", "-chat", "-it")
 
 
 @dataclass(frozen=True)
-class Wish:
+class TemplateRequest:
     """A request for a template. `settings` contains the trainer's settings; `push` is the Hub repo for the results."""
 
     template: str
@@ -55,7 +55,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledTemplate:
     """A template with its settings. `missing` lists the required settings without a value.
 
     `alias` is a note if the template was requested by another name.
@@ -86,13 +86,13 @@ class Filled:
 
 
 async def fill(
-    wish: Wish,
+    request: TemplateRequest,
     config: HubConfig,
     *,
     clock: Clock | None = None,
     profile: Profile | None = None,
     here: Path | None = None,
-) -> Filled:
+) -> FilledTemplate:
     """Return a template filled for a model, a dataset and a platform. File paths are relative to `here`, if given.
 
     Raises:
@@ -101,16 +101,16 @@ async def fill(
         suggests a fix.
 
     """
-    found = trainer(wish.template)
-    word = wish.template.strip().lower()
-    settings = {"model": wish.model, "dataset": wish.dataset, "hub_model_id": wish.push, **wish.settings}
+    found = trainer(request.template)
+    word = request.template.strip().lower()
+    settings = {"model": request.model, "dataset": request.dataset, "hub_model_id": request.push, **request.settings}
     settings = {name: value for name, value in settings.items() if value}
     check_settings(found, settings)
-    filled = Filled(found, settings, alias=ALIASES[word][1] if word in ALIASES else "")
+    filled = FilledTemplate(found, settings, alias=ALIASES[word][1] if word in ALIASES else "")
     async with HubClient(config, clock=clock) as hub:
-        if wish.dataset and "dataset" in found.options:
+        if request.dataset and "dataset" in found.options:
             filled = await with_data(filled, hub, here)
-        if wish.model:
+        if request.model:
             filled = await with_model(filled, hub, here)
     return placed(filled, profile)
 
@@ -130,7 +130,7 @@ def check_settings(found: Trainer, settings: Mapping[str, str]) -> None:
 # ------------------------------------------------------------------------------------------------------------- data
 
 
-async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+async def with_data(filled: FilledTemplate, hub: HubClient, here: Path | None) -> FilledTemplate:
     """Read the dataset's metadata, and set the config, splits, column renames and reward that match its columns."""
     source = filled.settings["dataset"]
     if here is not None and (file := here / source).exists():
@@ -157,7 +157,7 @@ async def with_data(filled: Filled, hub: HubClient, here: Path | None) -> Filled
     return replace(_rewarded(filled, fits, columns, source), fit=fits)
 
 
-def config_to_read(filled: Filled, repo: Repo) -> Config:
+def config_to_read(filled: FilledTemplate, repo: Repo) -> Config:
     """Return the config to read: the requested one, the only one, `default`, or the only one with matching columns."""
     structure, wanted = repo.structure, filled.settings.get("dataset_config")
     if structure is None or not structure.known:
@@ -185,7 +185,7 @@ def config_to_read(filled: Filled, repo: Repo) -> Config:
     )
 
 
-def splits_to_read(filled: Filled, repo: Repo, config: Config) -> dict[str, str]:
+def splits_to_read(filled: FilledTemplate, repo: Repo, config: Config) -> dict[str, str]:
     """Return the settings for the split to train on and, if the dataset has one, the split to evaluate on."""
     names = [s.name for s in config.splits]
     made_for = _PURPOSE.get(filled.trainer.name, "")
@@ -227,7 +227,7 @@ def requested_renames(text: str) -> dict[str, str]:
     return renames
 
 
-def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
+def _renamed(filled: FilledTemplate, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the columns after the requested renames. Raises BadRequest if a renamed column does not exist."""
     renames = requested_renames(filled.settings.get("columns", ""))
     if absent := renames.keys() - columns.keys():
@@ -238,7 +238,7 @@ def _renamed(filled: Filled, columns: Mapping[str, str]) -> dict[str, str]:
     return {renames.get(name, name): kind for name, kind in columns.items()}
 
 
-def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
+def _fitted(filled: FilledTemplate, source: str, columns: Mapping[str, str]) -> Fit:
     """Match the columns, after the requested renames, with the template. Raises BadRequest if a needed column is
     missing.
     """
@@ -257,7 +257,7 @@ def _fitted(filled: Filled, source: str, columns: Mapping[str, str]) -> Fit:
     return fits
 
 
-def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str) -> Filled:
+def _rewarded(filled: FilledTemplate, fits: Fit, columns: Mapping[str, str], source: str) -> FilledTemplate:
     """Return the template with its renames and, if it needs a reward, with a reward that fits the columns."""
     renames = {**requested_renames(filled.settings.get("columns", "")), **fits.renames}
     settings = dict(filled.settings)
@@ -280,7 +280,7 @@ def _rewarded(filled: Filled, fits: Fit, columns: Mapping[str, str], source: str
 # ------------------------------------------------------------------------------------------------------ model, place
 
 
-async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Filled:
+async def with_model(filled: FilledTemplate, hub: HubClient, here: Path | None) -> FilledTemplate:
     """Read the model's metadata, and find a chat template if the rows need one and the model has none."""
     name = filled.settings["model"]
     if here is not None and (here / name).is_dir():
@@ -302,7 +302,7 @@ async def with_model(filled: Filled, hub: HubClient, here: Path | None) -> Fille
     )
 
 
-async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -> Repo:
+async def _readable(hub: HubClient, name: str, kind: RepoType, filled: FilledTemplate) -> Repo:
     """Return a repo with its structure. Raises a WardenError if the repo does not exist or can't be read."""
     repo = await look(hub, name, kind)
     if repo.status == "error" and not repo.exists:
@@ -323,7 +323,7 @@ async def _readable(hub: HubClient, name: str, kind: RepoType, filled: Filled) -
     return repo
 
 
-def placed(filled: Filled, profile: Profile | None) -> Filled:
+def placed(filled: FilledTemplate, profile: Profile | None) -> FilledTemplate:
     """Return the template with its outputs and secrets. Raises BadRequest if the results would be lost."""
     push = filled.settings.get("hub_model_id")
     if profile is not None and not profile.runner and not push:

@@ -22,7 +22,7 @@ class HubError(Exception):
         self.status, self.message, self.code = status, message, code
 
 
-class Moved(Exception):
+class RepoMoved(Exception):
     """The repo was renamed; `url` is the address of the same request with the new name."""
 
     def __init__(self, url: str) -> None:
@@ -32,7 +32,7 @@ class Moved(Exception):
 
 def problem(_request: Request, error: Exception) -> Response:
     """Return the Hub's response for an error."""
-    if isinstance(error, Moved):
+    if isinstance(error, RepoMoved):
         return RedirectResponse(error.url, 307)
     if isinstance(error, HTTPException):
         error = HubError(error.status_code, error.detail)
@@ -72,7 +72,7 @@ class Access:
         if repo is None or not sees(user, repo):
             new = self.store.moved_to(kind, repo_id)
             if repo is None and new:
-                raise Moved(str(request.url).replace(f"/{repo_id}", f"/{new}", 1))
+                raise RepoMoved(str(request.url).replace(f"/{repo_id}", f"/{new}", 1))
             if user is None:
                 raise HubError(401, "Invalid username or password.")
             raise HubError(404, "Repository not found", "RepoNotFound")

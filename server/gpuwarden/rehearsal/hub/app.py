@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 
 from gpuwarden.core.repos import REPO_ID
-from gpuwarden.rehearsal.hub.access import Access, HubError, Moved, json_answer, kind_of, problem, sees
+from gpuwarden.rehearsal.hub.access import Access, HubError, RepoMoved, json_answer, kind_of, problem, sees
 from gpuwarden.rehearsal.hub.store import FileRef, HubStore, StoredRepo, iso
 from gpuwarden.rehearsal.hub.strict import route
 from gpuwarden.rehearsal.hub.uploads import UploadRoutes
@@ -295,7 +295,7 @@ def make_app(store: HubStore, more: list[BaseRoute]) -> Starlette:
     """
     rows = UploadRoutes(store).routes() + RepoRoutes(store).routes()
     rows.sort(key=lambda row: isinstance(row, Route) and row.path.startswith("/{repo"))
-    handlers: Any = {HubError: problem, HTTPException: problem, Moved: problem}
+    handlers: Any = {HubError: problem, HTTPException: problem, RepoMoved: problem}
     return Starlette(routes=more + store.xet.routes() + rows, exception_handlers=handlers)
 
 

@@ -6,19 +6,19 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from gpuwarden.rehearsal.hub.strict import Described
+from gpuwarden.rehearsal.hub.strict import StrictBody
 
 _Hash = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Cdn(Described):
+class Cdn(StrictBody):
     """A cloud region from which a bucket's files are served."""
 
     provider: Literal["gcp", "aws"]
     region: Literal["us", "eu"]
 
 
-class CreateBucket(Described):
+class CreateBucket(StrictBody):
     """A new bucket. huggingface_hub sends `visibility`; the API description of August 2026 contains `private`."""
 
     private: bool | None = None
@@ -28,7 +28,7 @@ class CreateBucket(Described):
     region: Literal["us", "eu"] | None = None
 
 
-class Settings(Described):
+class Settings(StrictBody):
     """A bucket's new settings."""
 
     private: bool | None = None
@@ -36,7 +36,7 @@ class Settings(Described):
     cdnRegions: list[Cdn] = []  # noqa: N815
 
 
-class AddFile(Described):
+class AddFile(StrictBody):
     """An operation that adds a file whose content is in the xet store."""
 
     type: Literal["addFile"]
@@ -47,7 +47,7 @@ class AddFile(Described):
     contentType: str | None = None  # noqa: N815
 
 
-class CopyFile(Described):
+class CopyFile(StrictBody):
     """An operation that copies a file from another bucket or repo. The hash identifies the file."""
 
     type: Literal["copyFile"]
@@ -60,7 +60,7 @@ class CopyFile(Described):
     contentType: str | None = None  # noqa: N815
 
 
-class DeleteFile(Described):
+class DeleteFile(StrictBody):
     """An operation that deletes a file."""
 
     type: Literal["deleteFile"]

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gpuwarden.rehearsal.hub.strict import Described
+from gpuwarden.rehearsal.hub.strict import StrictBody
 
 # name: (display name, dollars per hour, GPUs, gigabytes of memory per GPU), from the Hub's list as of August 2026.
 FLAVORS: Final[dict[str, tuple[str, float, int, int]]] = {
@@ -32,7 +32,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Label = Annotated[str, Field(max_length=100, pattern=_LABEL)]
 
 
-class Volume(Described):
+class Volume(StrictBody):
     """A repo or bucket to mount. Only a bucket can be mounted for writing."""
 
     type: Literal["bucket", "model", "dataset", "space"]
@@ -48,7 +48,7 @@ class Volume(Described):
         return self.type == "bucket" and not self.readOnly
 
 
-class Expose(Described):
+class Expose(StrictBody):
     """The job ports that are reachable from outside."""
 
     ports: list[Port] = Field(max_length=20)
@@ -61,13 +61,13 @@ class Expose(Described):
         return self
 
 
-class Ssh(Described):
+class Ssh(StrictBody):
     """A job's SSH options."""
 
     enabled: bool = False
 
 
-class Network(Described):
+class Network(StrictBody):
     """A group of jobs that can connect to each other.
 
     Client version 2.4 sends this field, although it is missing from the API description of August 2026.
@@ -77,7 +77,7 @@ class Network(Described):
     aliases: list[str] = []
 
 
-class JobBody(Described):
+class JobBody(StrictBody):
     """The description of a new job."""
 
     flavor: Literal[tuple(FLAVORS)]  # type: ignore[valid-type]
@@ -114,13 +114,13 @@ class JobBody(Described):
         return self
 
 
-class LabelsBody(Described):
+class LabelsBody(StrictBody):
     """The new labels for a job or a scheduled job."""
 
     labels: dict[Label, Label]
 
 
-class ScheduledBody(Described):
+class ScheduledBody(StrictBody):
     """A new scheduled job: the job and its schedule."""
 
     jobSpec: JobBody  # noqa: N815
@@ -129,7 +129,7 @@ class ScheduledBody(Described):
     concurrency: bool = False
 
 
-class ScheduleBody(Described):
+class ScheduleBody(StrictBody):
     """The new schedule for a scheduled job."""
 
     schedule: str = Field(pattern=SCHEDULE)

@@ -93,7 +93,7 @@ class Conditions:
         return {"RateLimit": f'"api";r=0;t={left}', "RateLimit-Policy": policy}
 
 
-class Weather:
+class ConditionsMiddleware:
     """ASGI middleware that applies the simulated network conditions."""
 
     def __init__(self, app: ASGIApp, conditions: Conditions) -> None:
@@ -163,7 +163,11 @@ class HubServer:
         listener = socket.create_server(("127.0.0.1", self._port))
         self.url = self.store.xet.hub = self.jobs.runs.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            Weather(self.app, self.conditions), log_level="critical", access_log=False, lifespan="off", ws="none"
+            ConditionsMiddleware(self.app, self.conditions),
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)

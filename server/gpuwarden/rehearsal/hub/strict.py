@@ -16,10 +16,10 @@ from starlette.routing import Route
 from gpuwarden.rehearsal.hub.access import HubError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-Body = TypeVar("Body", bound="Described")
+Body = TypeVar("Body", bound="StrictBody")
 
 
-class Described(BaseModel):
+class StrictBody(BaseModel):
     """The base class for request bodies. A field that is not in the API description is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

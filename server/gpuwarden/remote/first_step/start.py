@@ -177,7 +177,7 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
             with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` and `a/b`
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
-    told = {
+    request = {
         "script": str(script),
         "args": list(order.args),
         "work": box.work,
@@ -191,7 +191,7 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
         "cpu_s": limits.cpu_s,
         "file_bytes": limits.file_bytes,
     }
-    (run_dir / "order.json").write_text(json.dumps(told), encoding="utf-8")
+    (run_dir / "order.json").write_text(json.dumps(request), encoding="utf-8")
 
 
 def _run(

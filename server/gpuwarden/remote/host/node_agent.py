@@ -151,8 +151,8 @@ def kind_of(name: str) -> str:
 
 def speed_of(name: str) -> Optional[int]:
     """Return an interface's speed in Mbit/s, or None if the driver does not report it."""
-    said = text_of("/sys/class/net/{}/speed".format(name)) or ""
-    return int(said) if said.isdigit() and 0 < int(said) < 10_000_000 else None
+    speed = text_of("/sys/class/net/{}/speed".format(name)) or ""
+    return int(speed) if speed.isdigit() and 0 < int(speed) < 10_000_000 else None
 
 
 def default_interface() -> Optional[str]:
@@ -214,16 +214,16 @@ _TORCH = r"""
 import json, sys
 from importlib import metadata
 from importlib.util import find_spec
-said = {"python": sys.executable, "torch": None, "nccl": None}
+versions = {"python": sys.executable, "torch": None, "nccl": None}
 if find_spec("torch") is not None:
     for key, names in (("torch", ["torch"]), ("nccl", ["nvidia-nccl-cu" + n for n in ("13", "12", "11")])):
         for name in names:
             try:
-                said[key] = said[key] or metadata.version(name)
+                versions[key] = versions[key] or metadata.version(name)
             except metadata.PackageNotFoundError:
                 pass
-    said["torch"] = said["torch"] or "unknown"
-print(json.dumps(said))
+    versions["torch"] = versions["torch"] or "unknown"
+print(json.dumps(versions))
 """
 
 
@@ -232,9 +232,9 @@ def torch_here(python: str) -> Json:
     for place in [python] if python else PLACES:
         path = shutil.which(os.path.expanduser(place))
         code, out = run([path, "-c", "import sys; sys.path.pop(0)\n" + _TORCH]) if path else (None, "")
-        said = parsed(out) if code == 0 else None
-        if said and said.get("torch"):
-            return said
+        versions = parsed(out) if code == 0 else None
+        if versions and versions.get("torch"):
+            return versions
     return {"python": None, "torch": None, "nccl": None}
 
 
@@ -352,23 +352,23 @@ def reach(request: Json) -> Json:
 def path(request: Json) -> Json:
     """Find the largest packet that reaches another node unfragmented, with ping or, if ping fails, over UDP.
 
-    `small` is true if a small packet was answered. `told` is the limit that a router reported; TCP adapts to it.
+    `small` is true if a small packet was answered. `limit` is the limit that a router reported; TCP adapts to it.
     """
     mtu = int(request["mtu"])
     for way in (pinged, sent) if request.get("ping", True) else (sent,):
-        told: List[int] = []
+        limits: List[int] = []
         small, _ = way(request, 100)
         if not small:
             continue
         for size in [mtu] + [size for size in SIZES if size < mtu]:
-            if told and size > told[0]:
+            if limits and size > limits[0]:
                 continue
             arrived, limit = way(request, size)
-            told += [limit] if limit else []
+            limits += [limit] if limit else []
             if arrived:
-                return {"small": True, "passes": size, "told": told[0] if told else None, "by": way.__name__}
-        return {"small": True, "passes": 100, "told": told[0] if told else None, "by": way.__name__}
-    return {"small": None, "passes": None, "told": None, "by": None}
+                return {"small": True, "passes": size, "limit": limits[0] if limits else None, "by": way.__name__}
+        return {"small": True, "passes": 100, "limit": limits[0] if limits else None, "by": way.__name__}
+    return {"small": None, "passes": None, "limit": None, "by": None}
 
 
 def pinged(request: Json, size: int) -> Tuple[bool, Optional[int]]:
@@ -423,12 +423,12 @@ def reduce(request: Json) -> Json:
     except subprocess.TimeoutExpired:
         rank.kill()
         out, err = rank.communicate()
-    said: Json = {"stage": "start", "code": rank.returncode}
+    report: Json = {"stage": "start", "code": rank.returncode}
     for row in out.decode("utf-8", "replace").splitlines():
-        said.update(parsed(row) or {})
-    if said["stage"] != "done":
-        said["error"] = said.get("error") or err[-MAX_TEXT:].decode("utf-8", "replace")
-    return said
+        report.update(parsed(row) or {})
+    if report["stage"] != "done":
+        report["error"] = report.get("error") or err[-MAX_TEXT:].decode("utf-8", "replace")
+    return report
 
 
 def rank_main() -> None:

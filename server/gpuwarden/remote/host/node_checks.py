@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpuwarden.core.guidance import Scalar
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
-from gpuwarden.remote.host.node_facts import Fabric, GroupFacts, Node, Way
+from gpuwarden.remote.host.node_facts import Fabric, GroupFacts, NetworkPath, Node
 from gpuwarden.remote.host.node_interfaces import candidates, chosen, left_alone
 from gpuwarden.remote.runner.group import CLOCK_S, selected
 from gpuwarden.static_analysis.group_launch import GroupLaunch
@@ -140,13 +140,13 @@ def packets(facts: GroupFacts) -> Iterator[Problem]:
         yield Problem(area, Answer.NOTE, NodeCode.MTU_DIFFERS, "", {"sizes": text})
 
 
-def of_way(way: Way) -> Iterator[Problem]:
+def of_way(way: NetworkPath) -> Iterator[Problem]:
     """Check the packets on one path. If large packets are lost, ranks hang, unless a router reports the limit."""
     given: dict[str, Scalar] = {"target": way.target, "mtu": way.mtu or 0, "passes": way.passes or 0}
     if way.passes is None or way.mtu is None:
         yield Problem(Area.MTU, Answer.UNKNOWN, NodeCode.MTU_UNSEEN, way.source, {"target": way.target})
-    elif way.passes < way.mtu and way.told is not None:
-        yield Problem(Area.MTU, Answer.NOTE, NodeCode.PACKETS_CUT, way.source, {**given, "told": way.told})
+    elif way.passes < way.mtu and way.limit is not None:
+        yield Problem(Area.MTU, Answer.NOTE, NodeCode.PACKETS_CUT, way.source, {**given, "limit": way.limit})
     elif way.passes < way.mtu:
         yield Problem(Area.MTU, Answer.NO, NodeCode.PACKETS_LOST, way.source, given)
 

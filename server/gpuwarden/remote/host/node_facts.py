@@ -106,10 +106,10 @@ class Offset:
 
 
 @dataclass(frozen=True)
-class Way:
+class NetworkPath:
     """The network path from one node to another. A value that could not be determined is None.
 
-    `passes` is the largest packet in bytes that arrived unfragmented; `told` is the limit that a router reported.
+    `passes` is the largest packet in bytes that arrived unfragmented; `limit` is the limit that a router reported.
     `error` is the name of an errno, or OTHER_SERVICE or OTHER_ADDRESS.
     """
 
@@ -119,7 +119,7 @@ class Way:
     error: str = ""
     mtu: int | None = None
     passes: int | None = None
-    told: int | None = None
+    limit: int | None = None
 
 
 class Rank(_Lenient):
@@ -135,7 +135,7 @@ class Rank(_Lenient):
 
 
 @dataclass(frozen=True)
-class Sum:
+class AllReduce:
     """An all-reduce over all nodes: its backend and its size in bytes. `wanted` is False if it was not requested."""
 
     backend: str = ""
@@ -152,8 +152,8 @@ class GroupFacts:
     nodes: Mapping[str, Node]
     silent: Mapping[str, str] = field(default_factory=dict)
     offsets: Mapping[str, Offset] = field(default_factory=dict)
-    ways: tuple[Way, ...] = ()
-    sum: Sum = Sum()
+    ways: tuple[NetworkPath, ...] = ()
+    sum: AllReduce = AllReduce()
     port: int = 0
     port_error: str = ""
 

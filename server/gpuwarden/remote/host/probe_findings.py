@@ -129,19 +129,19 @@ class Facts(_Lenient):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeContext:
     """The context of a probe. `run_root` and `durable` are paths on the machine; `metered` is true if the machine is
-    billed. `sent` and `heard` are the times of the request and the reply, on the local clock.
+    billed. `sent` and `received` are the times of the request and the reply, on the local clock.
     """
 
     run_root: str
     durable: Sequence[str] = ()
     metered: bool = False
     sent: float = 0.0
-    heard: float = 0.0
+    received: float = 0.0
 
 
-def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
+def judge(answer: Mapping[str, Any], context: ProbeContext) -> list[Finding]:
     """Return all findings. Invalid probe output results in one UNKNOWN finding."""
     try:
         facts = Facts.model_validate(dict(answer))
@@ -149,7 +149,7 @@ def judge(answer: Mapping[str, Any], asked: Asked) -> list[Finding]:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         return [_unknown("PF-HOST-002", f"invalid probe output at {where}", "Probe again.")]
     parts = (_gpu, _xid, _cuda, _disk, _limit, _clock, _web)
-    return [finding for part in parts for finding in part(facts, asked)]
+    return [finding for part in parts for finding in part(facts, context)]
 
 
 def _finding(rule: str, severity: Severity, message: str, fix: str = "") -> Finding:
@@ -160,11 +160,11 @@ def _unknown(rule: str, message: str, fix: str = "") -> Finding:
     return _finding(rule, Severity.UNKNOWN, message, fix)
 
 
-def _gpu(facts: Facts, asked: Asked) -> Iterator[Finding]:
+def _gpu(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
     if not facts.gpus.list:
-        worst = Severity.ERROR if asked.metered else Severity.INFO
+        worst = Severity.ERROR if context.metered else Severity.INFO
         why = facts.gpus.why or "nvidia-smi lists none"
-        yield _finding("PF-GPU-001", worst, f"no usable GPU: {why}", RENT_ANOTHER if asked.metered else "")
+        yield _finding("PF-GPU-001", worst, f"no usable GPU: {why}", RENT_ANOTHER if context.metered else "")
         return
     names = ", ".join(g.name for g in facts.gpus.list)
     yield _finding(
@@ -198,7 +198,7 @@ def _health(gpu: _Gpu, processes: int) -> Iterator[Finding]:
         yield _finding("PF-GPU-004", Severity.WARNING, message, fix)
 
 
-def _xid(facts: Facts, asked: Asked) -> Iterator[Finding]:
+def _xid(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
     ours = {_card(g.bus) for g in facts.gpus.list}
     for code in sorted({x.code for x in facts.xids.list}):
         cards = {x.bus for x in facts.xids.list if x.code == code}
@@ -222,7 +222,7 @@ def _card(bus: str) -> str:
     return ":".join(bus.lower().partition(".")[0].split(":")[-2:])
 
 
-def _cuda(facts: Facts, asked: Asked) -> Iterator[Finding]:
+def _cuda(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
     built, driver = _version(facts.torch.cuda), _version(facts.gpus.cuda)
     if built and driver and built[0] > driver[0]:
         build = f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}"
@@ -250,11 +250,11 @@ def _version(text: str | None) -> tuple[int, int] | None:
         return None
 
 
-def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
+def _disk(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
     if facts.disks.why:
         yield _unknown("PF-DISK-001", f"the disks could not be read: {facts.disks.why}")
     for disk in facts.disks.list:
-        if disk.path != asked.run_root and disk.path not in asked.durable:
+        if disk.path != context.run_root and disk.path not in context.durable:
             continue
         if disk.read_only or not disk.writable:
             message = f"{disk.path} can't be written to ({'mounted read-only' if disk.read_only else 'no permission'})"
@@ -273,7 +273,7 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
                 "PF-DISK-003", Severity.WARNING, message, "Run `df -i`, and remove caches with many small files."
             )
     for disk in facts.disks.list:
-        if disk.path in asked.durable and disk.mount == "/":
+        if disk.path in context.durable and disk.mount == "/":
             message = (
                 f"{disk.path} should be on storage that outlives the machine, but nothing is mounted there: "
                 "the folder is on the container's own disk and is lost with it"
@@ -283,7 +283,7 @@ def _disk(facts: Facts, asked: Asked) -> Iterator[Finding]:
             )
 
 
-def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
+def _limit(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
     seen = facts.limits
     memory = min((m for m in (seen.memory_max, seen.memory_total) if m), default=None)
     cpus = min((c for c in (seen.cpu_quota, seen.cpus_usable) if c), default=None)
@@ -300,10 +300,10 @@ def _limit(facts: Facts, asked: Asked) -> Iterator[Finding]:
         yield _finding("PF-HOST-004", Severity.WARNING, message, "Set a larger shm size, or num_workers=0.")
 
 
-def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
-    if not asked.heard:
+def _clock(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
+    if not context.received:
         return
-    off = max(asked.sent - facts.now, facts.now - asked.heard, 0.0)
+    off = max(context.sent - facts.now, facts.now - context.received, 0.0)
     ours_is_wrong = False
     for reach in facts.web.list:  # the first date from a web server shows which clock is wrong
         with suppress(ValueError, TypeError):
@@ -320,7 +320,7 @@ def _clock(facts: Facts, asked: Asked) -> Iterator[Finding]:
         )
 
 
-def _web(facts: Facts, asked: Asked) -> Iterator[Finding]:
+def _web(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
     for reach in facts.web.list:
         if not reach.ok:
             message = f"the machine can't reach {reach.url}: {reach.why}"

@@ -99,8 +99,8 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
         answer = None
     jobs = answer.get("jobs") if isinstance(answer, dict) else None
     if answer is None or not isinstance(jobs, list) or answer.get("errors") or not all(map(is_row, jobs)):
-        said = str((answer or {}).get("errors") or "")[:500] if isinstance(answer, dict) else done["out"][:200]
-        return {"rows": None, "rc": done["rc"], "err": done["err"].strip() or said}
+        errors = str((answer or {}).get("errors") or "")[:500] if isinstance(answer, dict) else done["out"][:200]
+        return {"rows": None, "rc": done["rc"], "err": done["err"].strip() or errors}
     mine, tasks = getpass_user(), tasks_of(folders)
     of_arrays = {}  # type: Dict[str, Set[str]]
     for task in tasks.values():  # a job can write the name of another job's array to its own folder
@@ -256,7 +256,7 @@ def jobs(request: Json, env: Json) -> Json:
     there = {str(row["name"]).rpartition("-a")[0] for row in found["rows"] or ()}
     tasks = found.pop("tasks", {})
     logs = {name.rpartition("-a")[0]: log_of(task) for name, task in tasks.items()}
-    reply["said"] = {stem: last_words(folder, logs.get(stem)) for stem, folder in folders.items() if stem in there}
+    reply["messages"] = {stem: last_words(folder, logs.get(stem)) for stem, folder in folders.items() if stem in there}
     lost = {stem: folder for stem, folder in folders.items() if stem not in there}
     reply["sending"] = [stem for stem, at in lost.items() if is_sending(stem, at, tasks)]
     lacking = {name for stem, folder in lost.items() for name in submitted(stem, folder)}
@@ -405,11 +405,11 @@ def array(request: Json, env: Json) -> Json:
         config = run(["scontrol", "show", "config"], env)
         most = re.search(r"^MaxArraySize\s*=\s*(\d+)", config["out"], re.MULTILINE)
         if config["rc"] != 0 or most is None:
-            said = config["err"].strip() or "its configuration has no MaxArraySize"
-            return {"ok": False, "code": "unreachable", "error": said}
+            error = config["err"].strip() or "its configuration has no MaxArraySize"
+            return {"ok": False, "code": "unreachable", "error": error}
         if len(tasks) > int(most[1]):
-            said = "the array has {} tasks, but MaxArraySize is {}".format(len(tasks), most[1])
-            return {"ok": False, "code": "refused", "error": said}
+            error = "the array has {} tasks, but MaxArraySize is {}".format(len(tasks), most[1])
+            return {"ok": False, "code": "refused", "error": error}
         left = [task for task in tasks if pointed(task, folder, name, request["files"])]
         stems = {task["name"].rpartition("-a")[0]: task["folder"] for task in left}
         found = queue({**stems, name.rpartition("-a")[0]: folder}, env)
@@ -470,8 +470,8 @@ def sbatch(request: Json, env: Json, folder: str, name: str) -> Json:
         return {"ok": True, "id": there[0]["job_id"], "adopted": True}
     check = run(["sbatch", "--test-only", *request["args"], script], given)
     refused = found["rows"] is not None and done["rc"] not in (None, 0) and check["rc"] not in (None, 0)
-    said = (done["err"] or done["out"]).strip()
-    return {"ok": False, "code": "refused" if refused else "unreachable", "error": said or "sbatch returned no job id"}
+    error = (done["err"] or done["out"]).strip()
+    return {"ok": False, "code": "refused" if refused else "unreachable", "error": error or "sbatch returned no job id"}
 
 
 def stop(request: Json, env: Json) -> Json:
@@ -495,7 +495,7 @@ def stop(request: Json, env: Json) -> Json:
         elif asked_at is None:
             asked_at = asked_since(folder, grace)
             for row in live:
-                soft = hears(row, folder) and time.time() - asked_at <= grace
+                soft = handles_signals(row, folder) and time.time() - asked_at <= grace
                 number = number_of(row)
                 run(["scancel", "--batch", "--signal=TERM", number] if soft else ["scancel", number], env)
         elif time.time() - asked_at > grace:
@@ -543,7 +543,7 @@ def record_unstarted(request: Json, found: Json) -> None:
         pass
 
 
-def hears(row: Json, folder: str) -> bool:
+def handles_signals(row: Json, folder: str) -> bool:
     """Return whether a job's runner can handle a signal: it must have written a status during this run of the job."""
     status = read_json(folder + "/status.json") or {}
     count = row.get("restart_cnt")

@@ -31,7 +31,7 @@ from typing import Any, Sequence
 
 from gpuwarden.remote.runner.command import Reason
 from gpuwarden.remote.runner.files import read_small
-from gpuwarden.remote.runner.group import look_at_nodes
+from gpuwarden.remote.runner.group import check_nodes
 from gpuwarden.remote.runner.keep import keep_trouble
 from gpuwarden.remote.runner.process import all_pids, environ_of
 from gpuwarden.remote.runner.protocol import Json, Problem
@@ -46,7 +46,7 @@ UNFIT_NODES = 96
 CODES = {"succeeded": 0, "canceled": 143, "preempted": 143, "timeout": 124}
 
 
-class Allotted(Supervisor):
+class AllocationSupervisor(Supervisor):
     """A supervisor inside an allocation. The engine announces the end of the allocation with signals."""
 
     def __init__(self, folder: str, order: Json, nodes: Sequence[str] = (), count: int = 0) -> None:
@@ -62,7 +62,7 @@ class Allotted(Supervisor):
     def launch(self) -> bool:
         """Start the command. If the job has several nodes, check the nodes before the first start."""
         if self.nodes and not self.status["restarts"]:
-            found = look_at_nodes(self.folder, self.nodes, self.count, self.spec["env"])
+            found = check_nodes(self.folder, self.nodes, self.count, self.spec["env"])
             for problem in found:
                 self.log.write(self.redactor.text(f"[gpuwarden] {problem['text']}\n").encode())
             if found:
@@ -102,7 +102,7 @@ def allot(folder: str, request: Json) -> Json | None:
     if request.get("guard"):
         guard(folder, int(request["attempt"]), lock)
     try:
-        supervisor = Allotted(folder, order, request.get("nodes") or (), int(request.get("count") or 0))
+        supervisor = AllocationSupervisor(folder, order, request.get("nodes") or (), int(request.get("count") or 0))
         supervisor.log.echo = 1 if request.get("echo") else -1
         supervisor.status.update(requeues=restart, engine_id=os.environ.get(str(request.get("id") or ""), "")[:100])
         supervisor.run(lambda: None)

@@ -18,7 +18,7 @@ def middle(values: Iterable[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
-class Course:
+class AnomalyDetector:
     """Detects a loss that jumps and stays high, and steps that become much slower.
 
     An anomaly is reported once, after `ROW` consecutive values, and its end is reported too. A report consists of a

@@ -92,14 +92,14 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
 
     variables = packed(env)
     given, feed = os.pipe()
-    report, told = os.pipe()
+    report, report_end = os.pipe()
     ours = {**os.environ, "GPUWARDEN_RUN_DIR": folder}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:
         child = subprocess.Popen(
-            [*spec["sandbox"], str(given), str(told), *spec["argv"]], cwd=folder + "/work", env=ours,
+            [*spec["sandbox"], str(given), str(report_end), *spec["argv"]], cwd=folder + "/work", env=ours,
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            pass_fds=(given, told),
+            pass_fds=(given, report_end),
         )  # fmt: skip
     except BaseException:
         os.close(feed)
@@ -108,7 +108,7 @@ def spawn_boxed(folder: str, spec: Json, env: dict[str, str], output: int) -> An
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(given)
-        os.close(told)
+        os.close(report_end)
     write_all(feed, variables)
     os.close(feed)
     child.report = report  # type: ignore[attr-defined]

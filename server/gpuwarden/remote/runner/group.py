@@ -23,7 +23,7 @@ MAX_OUT = 16 << 20
 Problems = List[Dict[str, Any]]  # noqa: UP006
 
 
-def look_at_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[str, str]) -> Problems:
+def check_nodes(folder: str, start: Sequence[str], count: int, env: Mapping[str, str]) -> Problems:
     """Query `count` nodes and return their problems. `start` is the engine command that runs a program on each node."""
     import subprocess
 

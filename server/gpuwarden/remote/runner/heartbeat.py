@@ -10,7 +10,7 @@ from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json
 
 
-class Asked:
+class ThreadedReader:
     """Makes calls in a separate thread, because a call may hang if a driver fails or a network disk is unreachable."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Asked:
         raise NotImplementedError
 
 
-class DiskSpace(Asked):
+class DiskSpace(ThreadedReader):
     """Free disk space and inodes for the declared outputs: the lowest values among their file systems."""
 
     def __init__(self, paths: list[str]) -> None:
@@ -60,7 +60,7 @@ class DiskSpace(Asked):
             self.values = found
 
 
-class Gpu(Asked):
+class Gpu(ThreadedReader):
     """Queries the GPUs with nvidia-smi."""
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ def describe(pid: int, marker: str | None) -> str:
         return ""  # the sealer, which exits by itself
     if "self_stopper" in words[:-1] and os.path.isfile(words[words.index("self_stopper") + 1] + "/self_stop.lock"):
         return ""  # the self-stop process
-    if is_keeper(words):
+    if is_uploader(words):
         return ""  # the relay, or the upload to the artifact store, which the gate checks separately
     if is_request(words):
         return ""  # a request from another gpuwarden process, such as the watch
@@ -90,7 +90,7 @@ def describe(pid: int, marker: str | None) -> str:
     return f"pid {pid}: {' '.join(' '.join(words).split())[:200]}{left}"
 
 
-def is_keeper(words: list[str]) -> bool:
+def is_uploader(words: list[str]) -> bool:
     """Return whether a command line belongs to the artifact store upload or to the report relay."""
     verb, folder = runner_call(words)
     return verb in ("keep", "relay") and os.path.isfile(folder + "/lock")

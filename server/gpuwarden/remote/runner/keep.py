@@ -25,7 +25,7 @@ def secret_keys(keys: dict[str, str]) -> list[str]:
     return [value for name, value in keys.items() if "KEY" in name or "TOKEN" in name]
 
 
-def start_keeper(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
+def start_uploader(folder: str, spec: Json, job: Json, keys: dict[str, str], key: str) -> Any:
     """Start the upload alongside the job at low priority. Return None if no upload is configured or the start fails.
 
     `job` contains the token and the attempt; `key` signs the store's manifests. The key and the credentials are sent

@@ -46,7 +46,7 @@ def sign_report(body: Json, key: str) -> Json:
     return {**body, "mac": keep_mac(body, key)} if key else body
 
 
-def asked_look(folder: str) -> str:
+def latest_request(folder: str) -> str:
     """Return the latest request from the self-stop process, or an empty string."""
     try:
         return read_small(folder + LOOK, MOST_LOOK).decode("ascii")

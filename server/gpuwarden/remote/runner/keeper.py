@@ -18,7 +18,7 @@ from typing import Any, Iterable, NoReturn
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
 from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
 from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
-from gpuwarden.remote.runner.keep_report import GOES_ON, asked_look, end_of_run, keep_mac, last_of, sign_report
+from gpuwarden.remote.runner.keep_report import GOES_ON, end_of_run, keep_mac, last_of, latest_request, sign_report
 from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
@@ -49,7 +49,7 @@ def keep(folder: str, scheme: str, how: str) -> None:
     order = json.loads(read_order())
     if not order.get("root"):  # a rehearsal must be able to read its processes' environments
         hide_memory()
-    Keeper(folder, order).run()
+    ArtifactUploader(folder, order).run()
 
 
 def read_order() -> bytes:
@@ -138,7 +138,7 @@ def has_module(python: list[str], module: str) -> bool:
 # -- the upload
 
 
-class Keeper:
+class ArtifactUploader:
     """Uploads files. `rows` maps paths to the uploaded files, in the manifest's format.
 
     `listed_objects` contains the SHA-256 of each object that the manifest in the store may list.
@@ -210,7 +210,7 @@ class Keeper:
         """Update the store's manifest with the final state when the machine is about to stop itself."""
         again = False
         while last_of(self.folder, self.order.get("attempt")) and (again or time.monotonic() - began < GIVE_UP_S):
-            asked = asked_look(self.folder)
+            asked = latest_request(self.folder)
             if asked != self.asked or again:
                 self.asked, state, text = asked, "failed", ""
                 self.look = "" if asked.startswith(GOES_ON) else asked

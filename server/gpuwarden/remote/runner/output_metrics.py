@@ -13,7 +13,7 @@ import time
 from typing import Iterator
 
 from gpuwarden.remote.runner.files import read_small
-from gpuwarden.remote.runner.heartbeat import Asked
+from gpuwarden.remote.runner.heartbeat import ThreadedReader
 from gpuwarden.remote.runner.log_lines import Lazy
 from gpuwarden.remote.runner.path_mapping import PathMapping
 from gpuwarden.remote.runner.protocol import Json
@@ -33,7 +33,7 @@ TAGS = {
 }  # fmt: skip
 
 
-class OutputMetrics(Asked):
+class OutputMetrics(ThreadedReader):
     """Searches the declared outputs in a thread, because disks may hang. `values` contains `rows` and `total`."""
 
     def __init__(self, folder: str, spec: Json, since: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpuwarden.remote.runner.anomaly import Course, at_step
+from gpuwarden.remote.runner.anomaly import AnomalyDetector, at_step
 from gpuwarden.remote.runner.log_lines import Lazy
 from gpuwarden.remote.runner.log_reader import LogReader
 from gpuwarden.remote.runner.metrics import Tail, split_metrics
@@ -26,7 +26,7 @@ class Progress:
     """Reads the job's new metrics and writes them to the record."""
 
     def __init__(self, folder: str, record: Record, spec: Json) -> None:
-        self.record, self.course = record, Course()
+        self.record, self.course = record, AnomalyDetector()
         self.metrics = Tail(folder + "/metrics.jsonl")
         self.metrics.skip()  # existing lines belong to an earlier attempt
         self.moved, self.stalled = time.monotonic(), False
@@ -90,23 +90,23 @@ class Progress:
             self.record.status.update(step=step, source=SOURCES[source])
             self.pace.reached(step, time.monotonic())
         known: dict[str, float] = self.record.status["metrics"]
-        told: Json = {}
+        shown: Json = {}
         for name, value in finite.items():
             if not self.better(name, source):
                 continue
             if name in known or len(known) < 64:
                 known[name] = value
-            told[name] = value
+            shown[name] = value
             self.bad_names.pop(name, None)
             if name in LOSSES:
                 self.alert(self.course.loss(name, value, step))
                 self.curve.add(self.record.status["step"], value)
         for name in bad:
             if self.better(name, source):
-                told[name] = "nan"
+                shown[name] = "nan"
                 known.pop(name, None)  # an older value would otherwise look current
                 self.alert_bad(name, source)
-        self.report(step, told, row, source)
+        self.report(step, shown, row, source)
 
     def better(self, name: str, source: int) -> bool:
         """Return whether a source is at least as reliable as the best source of this metric so far."""
@@ -115,16 +115,16 @@ class Progress:
             self.sources[name] = max(best, source)
         return source >= best
 
-    def report(self, step: int | None, told: Json, row: Json, source: int) -> None:
+    def report(self, step: int | None, shown: Json, row: Json, source: int) -> None:
         """Write the speed and loss curve to the status, and spool the values. Values from output are rate-limited."""
         left_s = self.pace.left_s(self.record.status["total_steps"])
         eta = None if left_s is None else time.time() + left_s
         self.record.status.update(eta_at=eta, curve=self.curve.points)
         self.record.dirty = True
         now = time.monotonic()
-        if source == EXACT or (told and now - self.posted > POST_EVERY_S):
+        if source == EXACT or (shown and now - self.posted > POST_EVERY_S):
             self.posted = now
-            self.record.reports.points(self.record.status["step"] if step is None else step, told, row)
+            self.record.reports.points(self.record.status["step"] if step is None else step, shown, row)
         if source == EXACT:
             self.moved, self.stalled = now, False
 

@@ -34,7 +34,7 @@ MOUNTS = "/proc/self/mounts"
 IN_MEMORY = (b"tmpfs", b"ramfs", b"devtmpfs")
 
 
-def hear(folder: str) -> int:
+def record_request(folder: str) -> int:
     """Record a request. Return a descriptor with a lock that lasts until this process ends; -1 on failure."""
     import fcntl
 
@@ -337,7 +337,7 @@ def ask_platform(request: Json) -> str:
     """Send the platform's stop request with the key from the environment. Return the error; empty on success."""
     import urllib.request
 
-    class Straight(urllib.request.HTTPRedirectHandler):
+    class NoRedirects(urllib.request.HTTPRedirectHandler):
         """Rejects redirects, because the key must be sent to this host only."""
 
         def redirect_request(self, *_: Any) -> None:
@@ -354,7 +354,7 @@ def ask_platform(request: Json) -> str:
     try:
         body = json.dumps(request.get("body") or {}).encode("ascii")
         asked = urllib.request.Request(request["url"], body, headers, method=request["method"])  # noqa: S310 (profile)
-        with urllib.request.build_opener(Straight).open(asked, timeout=ASK_S) as reply:
+        with urllib.request.build_opener(NoRedirects).open(asked, timeout=ASK_S) as reply:
             reply.read(4096)
         return ""
     except (OSError, ValueError) as error:  # HTTPError is an OSError

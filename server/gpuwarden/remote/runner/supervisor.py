@@ -22,7 +22,7 @@ from gpuwarden.remote.runner.command import (
 )
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
-from gpuwarden.remote.runner.keep import keep_trouble, secret_keys, start_keeper, take_keys
+from gpuwarden.remote.runner.keep import keep_trouble, secret_keys, start_uploader, take_keys
 from gpuwarden.remote.runner.keep_report import keep_key
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.output import Output
@@ -237,7 +237,7 @@ class Supervisor:
         """Start the upload to the artifact store, or restart it if its process died."""
         if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
             self.keeper = (
-                start_keeper(self.folder, self.spec, self.status, self.keep_keys, keep_key(self.seal_key)) or False
+                start_uploader(self.folder, self.spec, self.status, self.keep_keys, keep_key(self.seal_key)) or False
             )
 
     def guard(self) -> None:

@@ -20,7 +20,7 @@ from gpuwarden.remote.runner.output_json import reply
 from gpuwarden.remote.runner.path_mapping import printable
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.relay import relay
-from gpuwarden.remote.runner.self_stop import hear, hold, self_stop, self_stopper
+from gpuwarden.remote.runner.self_stop import hold, record_request, self_stop, self_stopper
 from gpuwarden.remote.runner.spool import spool
 from gpuwarden.remote.runner.start import start, supervise
 from gpuwarden.remote.runner.stop import stop
@@ -92,7 +92,7 @@ def answer(argv: list[str]) -> Json | None:
     if not isinstance(request, dict):
         raise Problem("bad_request", "stdin contains no JSON object")
     if argv[0] in FOR_SOMEBODY and os.path.isdir(folder):
-        hear(folder)
+        record_request(folder)
     return verb(folder, request)
 
 

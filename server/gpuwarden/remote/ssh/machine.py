@@ -20,7 +20,7 @@ from gpuwarden.remote.ssh.config import Endpoint
 from gpuwarden.remote.ssh.connect import Connection
 from gpuwarden.remote.ssh.host_keys import HostKey
 from gpuwarden.remote.ssh.link import Link
-from gpuwarden.remote.ssh.outcomes import Ran
+from gpuwarden.remote.ssh.outcomes import CommandResult
 from gpuwarden.remote.ssh.session import KILL_S, Session, Take
 
 COMMAND_S = 60.0
@@ -56,7 +56,7 @@ class Ssh:
 
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = COMMAND_S, limit: int = MAX_OUTPUT
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a command to completion and return its output.
 
         Raises `Unreachable` if the connection is lost or the command takes more than `timeout_s` (it is killed, but may
@@ -114,7 +114,7 @@ class Ssh:
         *,
         stall_s: float = 30.0,
         limit: int = MAX_OUTPUT,
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a command with `chunks` as its stdin. Raises `Unreachable` if no input is read for `stall_s` seconds."""
         async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):

@@ -38,7 +38,7 @@ class CommandFailed(BadReply):
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """The result of a command. `code` is None if a signal ended it; `err` is the beginning of stderr."""
 
     code: int | None

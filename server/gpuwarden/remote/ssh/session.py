@@ -18,7 +18,7 @@ from gpuwarden.core.errors import BadReply, Unreachable
 from gpuwarden.remote.ssh.connect import Channel
 from gpuwarden.remote.ssh.link import OPEN_S, SESSIONS, Link
 from gpuwarden.remote.ssh.mux import TICK_S
-from gpuwarden.remote.ssh.outcomes import CommandFailed, NoShell, Ran
+from gpuwarden.remote.ssh.outcomes import CommandFailed, CommandResult, NoShell
 from gpuwarden.remote.ssh.shell_quote import command_line
 
 KILL_S = 8.0
@@ -90,7 +90,7 @@ class Session:
             self._closed = self._closed or not self._begun
             return self._begun and not self._over
 
-    def exchange(self, stdin: bytes, limit: int) -> Ran:
+    def exchange(self, stdin: bytes, limit: int) -> CommandResult:
         """Run a command to completion and return its output."""
         self.start(stdin)
         return self.drain(limit, shut=False)
@@ -103,7 +103,7 @@ class Session:
             take(piece[:count])
         self.finish()
 
-    def drain(self, limit: int, *, shut: bool = True) -> Ran:
+    def drain(self, limit: int, *, shut: bool = True) -> CommandResult:
         """Close stdin, read to the end and return the result. Raises `BadReply` for more than `limit` bytes."""
         if shut:
             self.end_input()
@@ -112,7 +112,7 @@ class Session:
             out += chunk
             if len(out) > limit:
                 raise BadReply(f"{self.argv[0]} on {self.link.endpoint} printed more than {limit:,} bytes")
-        return Ran(self._code(), bytes(out), bytes(self.err))
+        return CommandResult(self._code(), bytes(out), bytes(self.err))
 
     def finish(self) -> None:
         """Wait for the exit code. Raises `CommandFailed` unless it is 0."""

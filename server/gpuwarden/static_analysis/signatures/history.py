@@ -74,7 +74,7 @@ def _spanned(package: str, places: list[int]) -> History:
 
 
 @dataclass(frozen=True)
-class Ever:
+class ArgumentHistory:
     """An argument's history across all releases: its first and last release, and its replacement.
 
     `gone_in` is the first release without the argument, or an empty string if the newest release still has it.
@@ -88,7 +88,7 @@ class Ever:
     renamed_to: str = ""
 
 
-def ever(qualified: str, parameter: str) -> Ever:
+def ever(qualified: str, parameter: str) -> ArgumentHistory:
     """Return the history of an argument in a class or function, and in its bases in any package."""
     forms = list(_forms(qualified, set(), 0))
     renamed = next((new for *_, d in reversed(forms) if (new := dict(d.renames).get(parameter))), "")
@@ -98,13 +98,13 @@ def ever(qualified: str, parameter: str) -> Ever:
         first, last = runs.get(package, (start, end))
         runs[package] = (min(first, start), max(last, end))
     if not runs:
-        return Ever(False, is_open, renamed_to=renamed)
+        return ArgumentHistory(False, is_open, renamed_to=renamed)
     # An argument that moved from one package to another still exists.
     package = max(runs, key=lambda name: runs[name][1] - len(_releases(name)))
     first, last = runs[package]
     releases = _releases(package)
     gone = releases[last + 1] if last + 1 < len(releases) else ""
-    return Ever(True, is_open, package, releases[first], gone, renamed)
+    return ArgumentHistory(True, is_open, package, releases[first], gone, renamed)
 
 
 def _runs(forms: Iterable[tuple[str, int, int, Definition]], parameter: str) -> Iterator[tuple[str, int, int]]:

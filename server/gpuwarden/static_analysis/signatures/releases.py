@@ -20,7 +20,7 @@ _LIMITING = frozenset(_LIMITED.split())
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenRelease:
     """The package release that a job gets.
 
     `places` are indices into the table of releases: one release, or the first and last of a range of possible releases.
@@ -47,7 +47,7 @@ class Chosen:
         return f"{self.package} {' to '.join(self.releases)}"
 
 
-def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
+def choose(requirements: Iterable[str] | None) -> dict[str, ChosenRelease]:
     """Return the release of each package that has a table, except packages whose release can't be determined.
 
     If the job has no requirements, `requirements` is None and every package gets its newest release. As with an
@@ -55,7 +55,7 @@ def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
     """
     given = dict(_read(requirements or ()))
     limited = bool(given.keys() & _LIMITING)
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, ChosenRelease] = {}
     for package in sorted(packages(), key=lambda p: (not _pins(given.get(p)), p)):
         condition = given.get(package, SpecifierSet())
         if condition is None or (limited and not _pins(condition)):
@@ -65,7 +65,7 @@ def choose(requirements: Iterable[str] | None) -> dict[str, Chosen]:
         places = _places(package, condition, chosen)
         if places:
             newest = not _pins(condition) and places[-1] == len(known.releases) - 1
-            chosen[package] = Chosen(package, places, requirements is not None, newest)
+            chosen[package] = ChosenRelease(package, places, requirements is not None, newest)
     return chosen
 
 
@@ -114,7 +114,7 @@ def _pins(condition: SpecifierSet | None) -> bool:
     return condition is not None and any(s.operator in {"==", "===", "<", "<=", "~="} for s in condition)
 
 
-def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen]) -> tuple[int, ...]:
+def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, ChosenRelease]) -> tuple[int, ...]:
     """Return the index of the newest release that a condition and the chosen releases allow.
 
     If the table lacks that release, return the indices of its two neighbors.
@@ -136,7 +136,7 @@ def _places(package: str, condition: SpecifierSet, chosen: Mapping[str, Chosen])
     return (after - 1, after)
 
 
-def _fits(requires: Mapping[str, str], chosen: Mapping[str, Chosen]) -> bool:
+def _fits(requires: Mapping[str, str], chosen: Mapping[str, ChosenRelease]) -> bool:
     """Return true if a release is compatible with the releases chosen so far."""
     for name, text in requires.items():
         other, known = chosen.get(name), table(name)

@@ -18,7 +18,7 @@ PLAIN = frozenset({"object", "ABC", "Generic", "Protocol", "PushToHubMixin", "En
 """Base classes that add no arguments."""
 
 
-class Found(Enum):
+class Existence(Enum):
     """Whether a name exists."""
 
     PRESENT = "present"
@@ -49,38 +49,38 @@ class Installed:
         self.own = own or {}
         self._orders: dict[tuple[str, int], list[str] | None] = {}
 
-    def exists(self, qualified: str) -> Found:
+    def exists(self, qualified: str) -> Existence:
         """Return whether a dotted name can be imported."""
         qualified = canonical(qualified)
         package = package_of(qualified)
         known = table(package) if package else None
         if known is None or package not in self.places:
-            return Found.UNKNOWN
+            return Existence.UNKNOWN
         place = self.places[package]
         owner, _, name = qualified.rpartition(".")
         if known.module(qualified, place) is not None or name.startswith("__") or not owner:
-            return Found.PRESENT
+            return Existence.PRESENT
         is_open = known.module(owner, place)
         if is_open is None:
             return self._missing_module(owner)
         # For a class name with one of these suffixes, transformers 5 returns the class without `Fast`.
         plain = name.removesuffix("Fast") if package == "transformers" and name.endswith(_SERVED) else name
         if any(known.target(owner, n, place) is not None for n in (name, plain)):
-            return Found.PRESENT
-        return Found.UNKNOWN if is_open or not known.lists(owner) or name.startswith("_") else Found.ABSENT
+            return Existence.PRESENT
+        return Existence.UNKNOWN if is_open or not known.lists(owner) or name.startswith("_") else Existence.ABSENT
 
-    def _missing_module(self, module: str) -> Found:
+    def _missing_module(self, module: str) -> Existence:
         """Return ABSENT for a missing module, or UNKNOWN if it may be an attribute or may be created at run time."""
         package = package_of(module)
         known = table(package)
         assert known is not None
         place, (parent, _, name) = self.places[package], module.rpartition(".")
         if not parent or name[:1].isupper() or known.target(parent, name, place) is not None:
-            return Found.UNKNOWN
+            return Existence.UNKNOWN
         above = known.module(parent, place)
         if above is None:
             return self._missing_module(parent)
-        return Found.UNKNOWN if above else Found.ABSENT
+        return Existence.UNKNOWN if above else Existence.ABSENT
 
     def names_beside(self, qualified: str) -> list[str]:
         """Return all names in the module to which a dotted name belongs."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gpuwarden.static_analysis.signatures.history import places_with
-from gpuwarden.static_analysis.signatures.resolve import Found, Installed
+from gpuwarden.static_analysis.signatures.resolve import Existence, Installed
 from gpuwarden.static_analysis.signatures.tables import package_of, table
 
 Passed = tuple[str, str]
@@ -55,7 +55,7 @@ def _having(package: str, names: Sequence[str], limits: Sequence[frozenset[int]]
     count = len(known.releases) if known else 0
     has = [
         all(p in places for places in limits)
-        and all(Installed({package: p}).exists(n) is not Found.ABSENT for n in names)
+        and all(Installed({package: p}).exists(n) is not Existence.ABSENT for n in names)
         for p in range(count)
     ]
     return [place for place in range(count) if any(has[place : place + 2])]

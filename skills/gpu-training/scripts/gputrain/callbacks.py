@@ -180,9 +180,9 @@ class Interrupted(Watcher):
         if args.world_size > 1:
             import torch
 
-            heard = torch.tensor(self.signal or signal_asked(), device=args.device)
-            torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
-            self.signal = int(heard.item())
+            signals = torch.tensor(self.signal or signal_asked(), device=args.device)
+            torch.distributed.all_reduce(signals, torch.distributed.ReduceOp.MAX)
+            self.signal = int(signals.item())
         if self.signal:
             control.should_save = control.should_training_stop = True
 

@@ -48,25 +48,25 @@ class OnlineSettings(GeneratingSettings):
             raise Stop(Exit.CONFIG, message, "choose a multiple: each prompt's answers are compared in one batch")
 
 
-def said(completion: Any) -> str:
+def text_of(completion: Any) -> str:
     """Return the text of a completion, which is plain text or a conversation."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def reward_answer(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
     """Return, for each completion, 1 if it contains the row's answer and 0 if not."""
-    return [float(str(a).strip() in said(c)) for c, a in zip(completions, answer, strict=True)]
+    return [float(str(a).strip() in text_of(c)) for c, a in zip(completions, answer, strict=True)]
 
 
 def reward_boxed(completions: list[Any], answer: list[Any], **columns: Any) -> list[float]:
     r"""Return, for each completion, 1 if its last \boxed{} is the row's answer and 0 if not."""
-    found = [re.findall(r"\\boxed\{([^{}]*)\}", said(c)) for c in completions]
+    found = [re.findall(r"\\boxed\{([^{}]*)\}", text_of(c)) for c in completions]
     return [float(bool(f) and f[-1].strip() == str(a).strip()) for f, a in zip(found, answer, strict=True)]
 
 
 def reward_letters(completions: list[Any], **columns: Any) -> list[float]:
     """Return the proportion of letters in each completion, a reward for smoke runs that varies between answers."""
-    return [sum(c.isalpha() for c in said(text)) / max(1, len(said(text))) for text in completions]
+    return [sum(c.isalpha() for c in text_of(text)) / max(1, len(text_of(text))) for text in completions]
 
 
 def load_rewards(settings: OnlineSettings, data: Data) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpuwarden.interfaces.hooks.guard.limits import Budget
 from gpuwarden.interfaces.hooks.guard.printing import UNKNOWN, name_of, roots
-from gpuwarden.interfaces.hooks.guard.reach import Reach, around, is_in, is_pattern, spellings, touches
+from gpuwarden.interfaces.hooks.guard.reach import MatchCertainty, around, is_in, is_pattern, spellings, touches
 from gpuwarden.interfaces.hooks.guard.run_by_options import MESSAGES
 from gpuwarden.interfaces.hooks.guard.wrappers import CODE, DOERS, RUNNERS, SHELLS, TEXT_RUNNERS, language
 from gpuwarden.interfaces.hooks.guard.writes import COPIES
@@ -98,11 +98,11 @@ class Files:
             self.budget.spend(10 if is_pattern(place) else 1)
             found = {kept: min(known, touches(place, kept)) for kept in (*self.runs, self.home) if kept}
             for kept, reach in found.items():
-                if reach is Reach.SURELY and kept in self.runs:
+                if reach is MatchCertainty.SURELY and kept in self.runs:
                     return f"{place} overlaps the run folder of a job that has not ended"
-                if reach is Reach.SURELY:
+                if reach is MatchCertainty.SURELY:
                     return f"{place} overlaps gpuwarden's folder, with its ledger and the copies of your checkpoints"
-            if known is Reach.SURELY and any(around(place, f) for f in (*self.files, *self.settings)):
+            if known is MatchCertainty.SURELY and any(around(place, f) for f in (*self.files, *self.settings)):
                 return f"{place} contains gpuwarden's state or policy, or guard settings; only the user may remove it"
             if self.runs and any(found.values()):  # ask, unless the path ends in a disposable name
                 _, unknown, rest = place.rpartition(UNKNOWN)
@@ -119,9 +119,9 @@ class Files:
             self.budget.spend(10 if is_pattern(place) else 1)
             for file in (*self.files, *self.settings):
                 reach = min(known, is_in(place, file))
-                if reach is Reach.SURELY and file in self.files:
+                if reach is MatchCertainty.SURELY and file in self.files:
                     return f"{place} is a gpuwarden state or policy file; only the user may change it"
-                if reach is Reach.SURELY:
+                if reach is MatchCertainty.SURELY:
                     return f"{place} installs this guard; only the user may change it"
                 if reach and written:
                     self.blind = self.blind or text

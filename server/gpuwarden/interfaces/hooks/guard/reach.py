@@ -22,7 +22,7 @@ MOST_BRACED: Final = 200_000
 _RANGE: Final = re.compile(r"\{[\w-]+\.\.[\w.-]+\}")
 
 
-class Reach(IntEnum):
+class MatchCertainty(IntEnum):
     """Certainty that two paths match."""
 
     NEVER = 0
@@ -30,22 +30,22 @@ class Reach(IntEnum):
     SURELY = 2
 
 
-def spellings(text: str) -> Iterator[tuple[str, Reach]]:
+def spellings(text: str) -> Iterator[tuple[str, MatchCertainty]]:
     """Yield the patterns that one word represents, each with the highest certainty that a match can have.
 
     A loop variable may have several lines, braces expand to several words, and a program's output is one of several
     alternatives.
     """
     if not _SEVERAL.search(text):
-        yield text, Reach.SURELY
+        yield text, MatchCertainty.SURELY
         return
     lines = text.split("\n")
     words = [word for line in lines[:MOST_SPELLINGS] for word in braced(_RANGE.sub("*", line))]
     for word in words[:MOST_SPELLINGS]:
         options = alternatives(word)
-        yield from ((each, Reach.SURELY if options == [word] else Reach.MAYBE) for each in options)
+        yield from ((each, MatchCertainty.SURELY if options == [word] else MatchCertainty.MAYBE) for each in options)
     if max(len(lines), len(words)) > MOST_SPELLINGS:
-        yield UNKNOWN, Reach.MAYBE
+        yield UNKNOWN, MatchCertainty.MAYBE
 
 
 def braced(text: str) -> list[str]:
@@ -67,36 +67,40 @@ def is_pattern(place: str) -> bool:
     return _SPECIAL.search(place) is not None
 
 
-def touches(place: str, kept: str) -> Reach:
+def touches(place: str, kept: str) -> MatchCertainty:
     """Return the certainty that a path is the protected path `kept`, a parent folder of it, or inside it."""
     place = place.rstrip("/")
     if not is_pattern(place):
         near = place in {"", kept} or kept.startswith(place + "/") or place.startswith(kept + "/")
-        return Reach.SURELY if near else Reach.NEVER
+        return MatchCertainty.SURELY if near else MatchCertainty.NEVER
     for part, name in zip(place.split("/"), kept.split("/"), strict=False):
         if (at := part.find(UNKNOWN)) >= 0:
-            return Reach.MAYBE if fnmatchcase(name, part[:at] + "*") else Reach.NEVER
+            return MatchCertainty.MAYBE if fnmatchcase(name, part[:at] + "*") else MatchCertainty.NEVER
         if part == "**":
             break
         if len(part) > MOST_NAME:
-            return Reach.MAYBE
+            return MatchCertainty.MAYBE
         if part != name and not fnmatchcase(name, part):
-            return Reach.NEVER
-    return Reach.SURELY
+            return MatchCertainty.NEVER
+    return MatchCertainty.SURELY
 
 
-def is_in(place: str, kept: str) -> Reach:
+def is_in(place: str, kept: str) -> MatchCertainty:
     """Return the certainty that a path is the protected path `kept`, is inside it, or starts with it and a hyphen."""
     if not is_pattern(place):
-        return Reach.SURELY if place == kept or place.startswith((kept + "-", kept + "/")) else Reach.NEVER
+        return (
+            MatchCertainty.SURELY
+            if place == kept or place.startswith((kept + "-", kept + "/"))
+            else MatchCertainty.NEVER
+        )
     found = touches(place, kept)
     parts = place.split("/")
-    if found is Reach.SURELY and "**" in parts:
+    if found is MatchCertainty.SURELY and "**" in parts:
         fits = parts[-1] == "**" or fnmatchcase(kept.rpartition("/")[2], parts[-1])
-        return found if fits else Reach.NEVER
-    return Reach.NEVER if found is Reach.SURELY and len(parts) < kept.count("/") + 1 else found
+        return found if fits else MatchCertainty.NEVER
+    return MatchCertainty.NEVER if found is MatchCertainty.SURELY and len(parts) < kept.count("/") + 1 else found
 
 
 def around(place: str, kept: str) -> bool:
     """Return whether a path is certainly a parent folder of the protected path `kept`."""
-    return touches(place, kept) is Reach.SURELY and is_in(place, kept) is Reach.NEVER
+    return touches(place, kept) is MatchCertainty.SURELY and is_in(place, kept) is MatchCertainty.NEVER

@@ -16,7 +16,7 @@ from gpuwarden.interfaces.cli.wording import in_commands
 from gpuwarden.interfaces.http.access import Protected, principal_of
 from gpuwarden.interfaces.http.bodies import json_object
 from gpuwarden.interfaces.http.contract.reporting import Reporters
-from gpuwarden.interfaces.http.pages.looks import Looks
+from gpuwarden.interfaces.http.pages.polls import Polls
 from gpuwarden.interfaces.http.pages.rendering import clean
 from gpuwarden.interfaces.http.principals import Kind
 from gpuwarden.interfaces.http.serving import Serving
@@ -35,7 +35,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
     # Polls are shared: otherwise, a job that constantly requests its own status would keep the watch from its lock.
-    looks = Looks(ctx, LOG_BYTES)
+    polls = Polls(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:
         """Check and launch a job. On a rented platform, a call without a receipt returns findings, price and receipt.
@@ -58,7 +58,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
             if sender.job_id != job_id:
                 raise Refused("a job may request only its own status")
             reporters.names(job_id)  # raises for a key that has expired
-            look = looks.job(job_id)
+            look = polls.job(job_id)
             found = await look.newest(FIRST_LOOK_S)
             if found is None:
                 raise look.error or NoCapacity("the first poll of the job is still running", "Retry in a few seconds.")

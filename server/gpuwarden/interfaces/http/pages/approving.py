@@ -47,7 +47,7 @@ from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.lifecycle.teardown.approval_codes import use_code
 from gpuwarden.lifecycle.teardown.gate import approve, proceed
 from gpuwarden.lifecycle.teardown.passkeys import allowed, passkeys, record_use, register
-from gpuwarden.people import acting_as, person_of
+from gpuwarden.people import acting_as, user_of
 
 CHANNEL: Final = "page"
 SUBMIT_AGAIN: Final = "Approved. Submit the job again to launch it."
@@ -161,7 +161,7 @@ class ApprovalPages:
             raise Refused("the facts have changed since they were shown", AGAIN)
         session, code = principal_of(request).id, str(body.get("code", ""))[:100]
         made = await use_code(self.ctx, ticket, facts["digest"], session, code)
-        with acting_as(person_of(made.actor)):  # the user who approved at the terminal
+        with acting_as(user_of(made.actor)):  # the user who approved at the terminal
             return await self._approved(ticket, facts["digest"], f"one-time code of {made.data.by}")
 
     async def answer(self, request: Request) -> Response:

@@ -28,10 +28,10 @@ from gpuwarden.interfaces.http.pages.rendering import Row, View, clean, environm
 from gpuwarden.interfaces.http.pages.static_files import files
 from gpuwarden.interfaces.results import warned
 from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
-from gpuwarden.lifecycle.artifacts.ladder import Held, ladder
+from gpuwarden.lifecycle.artifacts.ladder import StageState, ladder
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.auto_teardown import notices
-from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.check import CheckedJob
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.metrics.store import Curve
 
@@ -102,7 +102,7 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
+async def card_of(ctx: Context, seen: CheckedJob | InstancesReply) -> View:
     """Return the view that a card shows for a tool result."""
     view = await (machines_card(ctx, seen) if isinstance(seen, InstancesReply) else job_card(ctx, seen))
     view = clean(ctx, view)  # before texts are truncated, because a truncated secret would not be found
@@ -111,7 +111,7 @@ async def card_of(ctx: Context, seen: Checked | InstancesReply) -> View:
     return {**view, "at": ctx.clock.now()}
 
 
-async def job_card(ctx: Context, seen: Checked) -> View:
+async def job_card(ctx: Context, seen: CheckedJob) -> View:
     """Return the view of a job that was just polled."""
     page = job_view(ctx, seen.job.id, seen, None)
     view: View = {part: {name: page[part][name] for name in names} for part, names in FIELDS.items()}
@@ -181,7 +181,7 @@ def _progress(ctx: Context, job_id: str) -> Row:
     """Return the name, curve and evidence of the job on a machine."""
     job = read_job(ctx.ledger, job_id)
     metric, curve = _first_curve(ctx, job_id, None, FEW_POINTS)
-    proven = [TITLES[step.rung].lower() for step in ladder(ctx, job) if step.held is Held.YES]
+    proven = [TITLES[step.rung].lower() for step in ladder(ctx, job) if step.held is StageState.YES]
     words = curve_texts(metric, curve)
     return {
         "name": shown(f"{job.spec.name} on {job.spec.platform}"),
@@ -191,7 +191,7 @@ def _progress(ctx: Context, job_id: str) -> Row:
     }
 
 
-def _first_curve(ctx: Context, job_id: str, seen: Checked | None, points: int) -> tuple[str, Curve]:
+def _first_curve(ctx: Context, job_id: str, seen: CheckedJob | None, points: int) -> tuple[str, Curve]:
     """Return a job's first metric and its curve."""
     names = names_of(ctx.metrics, job_id, seen)
     metric = names[0] if names else ""

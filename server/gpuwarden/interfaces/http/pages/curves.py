@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Final
 
 from gpuwarden.core.sanitize import plain
-from gpuwarden.interfaces.http.pages.looks import Looks
+from gpuwarden.interfaces.http.pages.polls import Polls
 from gpuwarden.interfaces.http.pages.rendering import View
-from gpuwarden.lifecycle.monitoring.check import Checked
+from gpuwarden.lifecycle.monitoring.check import CheckedJob
 from gpuwarden.metrics.store import Curve, MetricStore
 
 LOSS: Final = "loss"
@@ -25,17 +25,17 @@ FIRST: Final = ("loss", "train/loss", "train_loss", "eval_loss", "val_loss")
 class Curves:
     """The curves for one server's jobs."""
 
-    def __init__(self, looks: Looks) -> None:
-        self.looks = looks
+    def __init__(self, polls: Polls) -> None:
+        self.polls = polls
 
     @cached_property
     def store(self) -> MetricStore:
         """Return the metric store, opened on first use."""
-        return MetricStore(self.looks.ctx.home)
+        return MetricStore(self.polls.ctx.home)
 
     def names(self, job_id: str) -> list[str]:
         """Return the metrics that have a curve, the loss first."""
-        return names_of(self.store, job_id, self.looks.job(job_id).value)
+        return names_of(self.store, job_id, self.polls.job(job_id).value)
 
     def view(
         self,
@@ -48,7 +48,7 @@ class Curves:
         limit: int = POINTS,
     ) -> View:
         """Return one curve, or a part of it. A non-finite value is a gap. `timed` adds each point's time."""
-        curve = curve_of(self.store, job_id, metric, self.looks.job(job_id).value, points=limit, between=between)
+        curve = curve_of(self.store, job_id, metric, self.polls.job(job_id).value, points=limit, between=between)
         times = curve.times or (None,) * len(curve.x)
         points: list[tuple[float, float | None, float | None]] = [*zip(curve.x, curve.values, times, strict=True)]
         points += [(mark.x, None, mark.at) for mark in curve.markers]
@@ -67,7 +67,7 @@ class Curves:
         }
 
 
-def names_of(store: MetricStore, job_id: str, seen: Checked | None) -> list[str]:
+def names_of(store: MetricStore, job_id: str, seen: CheckedJob | None) -> list[str]:
     """Return a job's metrics that have a curve, the loss first. `seen` is the job's last poll."""
     found = set(store.latest(job_id)) or ({LOSS} if _observed(seen) else set())
     return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
@@ -77,7 +77,7 @@ def curve_of(
     store: MetricStore,
     job_id: str,
     metric: str,
-    seen: Checked | None,
+    seen: CheckedJob | None,
     *,
     points: int = POINTS,
     between: tuple[float, float] | None = None,
@@ -91,5 +91,5 @@ def curve_of(
     return Curve(tuple(x for x, _ in kept), tuple(y for _, y in kept), (), len(kept), 0, False)
 
 
-def _observed(seen: Checked | None) -> tuple[tuple[int, float], ...]:
+def _observed(seen: CheckedJob | None) -> tuple[tuple[int, float], ...]:
     return seen.observation.curve if seen and seen.observation else ()

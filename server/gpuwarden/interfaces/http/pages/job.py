@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.guidance import Action, NextStep, do
-from gpuwarden.core.models import Beat
+from gpuwarden.core.models import Heartbeat
 from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.plural import counted
@@ -21,10 +21,10 @@ from gpuwarden.interfaces.http.pages.rendering import ACTIVE, Row, View, shown, 
 from gpuwarden.interfaces.results.check import CheckReply
 from gpuwarden.interfaces.results.history import quoted_events
 from gpuwarden.interfaces.results.overview import job_line
-from gpuwarden.lifecycle.artifacts.ladder import Held, Rung, Step, ladder
+from gpuwarden.lifecycle.artifacts.ladder import ProofStage, ProofStep, StageState, ladder
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import following
-from gpuwarden.lifecycle.monitoring.check import PAUSABLE, Checked
+from gpuwarden.lifecycle.monitoring.check import PAUSABLE, CheckedJob
 from gpuwarden.lifecycle.monitoring.overview import JobLine, line_of
 from gpuwarden.lifecycle.records import JobRecord, read_job, story
 
@@ -33,18 +33,18 @@ EVENTS: Final = 200
 FULL: Final = 95.0
 """Memory or disk usage, in percent, at which a gauge is highlighted."""
 TITLES: Final = {
-    Rung.DECLARED: "Outputs declared",
-    Rung.COPIED: "Copied to this machine",
-    Rung.EQUAL: "Digests equal",
-    Rung.LOADED: "Loads as a checkpoint",
-    Rung.STORED: "In the artifact store",
+    ProofStage.DECLARED: "Outputs declared",
+    ProofStage.COPIED: "Copied to this machine",
+    ProofStage.EQUAL: "Digests equal",
+    ProofStage.LOADED: "Loads as a checkpoint",
+    ProofStage.STORED: "In the artifact store",
 }
 HELD: Final = {
-    Held.YES: "yes",
-    Held.NO: "no",
-    Held.NOT_YET: "not yet",
-    Held.UNKNOWN: "unknown",
-    Held.UNASKED: "not requested",
+    StageState.YES: "yes",
+    StageState.NO: "no",
+    StageState.NOT_YET: "not yet",
+    StageState.UNKNOWN: "unknown",
+    StageState.UNASKED: "not requested",
 }
 COPIES: Final = {
     Copy.STALE: "copied before the job ended or another output was declared",
@@ -53,7 +53,7 @@ COPIES: Final = {
 }
 
 
-def job_view(ctx: Context, job_id: str, seen: Checked | None, error: WardenError | None) -> View:
+def job_view(ctx: Context, job_id: str, seen: CheckedJob | None, error: WardenError | None) -> View:
     """Return the view of one job, based on its last poll `seen` or, without a poll, on the ledger. Raises NotFound."""
     job = read_job(ctx.ledger, job_id)
     line = line_of(ctx, job)
@@ -170,7 +170,7 @@ def _to_come(reply: CheckReply, line: JobLine) -> str:
     return usd(line.cost_usd + line.price_usd_per_hour * reply.remaining_s / 3_600)
 
 
-def _looked(seen: Checked | None, error: WardenError | None) -> str:
+def _looked(seen: CheckedJob | None, error: WardenError | None) -> str:
     if error is not None:
         return f"the last poll failed: {shown(error.message)}"
     if seen is None:
@@ -178,7 +178,7 @@ def _looked(seen: Checked | None, error: WardenError | None) -> str:
     return f"updated {local(seen.observation.at, '%H:%M:%S')}" if seen.observation and seen.observation.at else ""
 
 
-def rung_row(step: Step) -> Row:
+def rung_row(step: ProofStep) -> Row:
     """Return one verification step.
 
     Its text describes the evidence, such as the number of files, their size and the time.
@@ -190,9 +190,9 @@ def rung_row(step: Step) -> Row:
         parts.append(", ".join(shown(name) for name in step.names[:5]))
     if step.copy in COPIES:
         parts.append(COPIES[step.copy])
-    if step.rung is Rung.STORED and step.names:
+    if step.rung is ProofStage.STORED and step.names:
         parts.append("compared with the machine's files when teardown is requested")
-    if step.at is not None and step.rung is not Rung.DECLARED:
+    if step.at is not None and step.rung is not ProofStage.DECLARED:
         parts.append(local(step.at, "%m-%d %H:%M"))
     parts += [shown(problem) for problem in step.problems[:3]]
     return {
@@ -213,10 +213,10 @@ def _store(reply: CheckReply) -> list[Row]:
     return [{"key": store.store, "name": shown(store.store), "text": " · ".join(filter(None, parts))}]
 
 
-def _health(seen: Checked | None) -> list[Row]:
+def _health(seen: CheckedJob | None) -> list[Row]:
     """Return the machine's last report as gauges, each with the percentage in use."""
     observed = seen.observation if seen else None
-    beat = observed.beat if observed and observed.beat else Beat()
+    beat = observed.beat if observed and observed.beat else Heartbeat()
     disk = _used(beat.disk_free, beat.disk_total)
     inodes = _used(beat.inodes_free, beat.inodes_total)
     rows = [
@@ -273,7 +273,7 @@ def event_rows(ctx: Context, job_id: str) -> list[Row]:
     ]
 
 
-def log_view(seen: Checked | None) -> View:
+def log_view(seen: CheckedJob | None) -> View:
     """Return the end of a log: its readable text, its start offset and the log's size in bytes."""
     if seen is None or seen.log is None:
         return {"text": "", "start": 0, "size": 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwarden.core.money import money, usd, usd_per_hour
 from gpuwarden.core.plural import counted
-from gpuwarden.interfaces.cli.drawing import billing_now, ending_of, local, progress_parts
+from gpuwarden.interfaces.cli.drawing import auto_teardown_lines, billing_now, local, progress_parts
 from gpuwarden.interfaces.http.pages.rendering import Row, View, first_command, shown
 from gpuwarden.interfaces.results.inventory import AccountReply, InstanceReply
 from gpuwarden.interfaces.results.overview import JobLineReply, JobsReply, StatusReply, WaitingReply
@@ -76,7 +76,7 @@ def job_row(line: JobLineReply) -> Row:
         "rate": f"billed {usd_per_hour(line.price_usd_per_hour)}" if line.billing else "",
         "cost": usd(line.cost_usd, line.cost_estimated) if line.cost_usd or line.billing else "",
         "clock": f"{local(clock.at, '%m-%d %H:%M')} {shown(clock.effect)}" if clock else "",
-        "ending": shown(" · ".join(ending_of(line.ending))) if line.ending else "",
+        "ending": shown(" · ".join(auto_teardown_lines(line.ending))) if line.ending else "",
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from gpuwarden.core.profile import Event, Profile, Unfound
+from gpuwarden.core.profile import Event, Profile, UnknownFact
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.interfaces.cli.drawing import local
 from gpuwarden.interfaces.http.pages.rendering import Row, View, shown
@@ -52,7 +52,7 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
         "clocks": [
             {
                 "trigger": clock.trigger,
-                "after": f"unknown: {clock.after.unknown}" if isinstance(clock.after, Unfound) else clock.after,
+                "after": f"unknown: {clock.after.unknown}" if isinstance(clock.after, UnknownFact) else clock.after,
                 "effect": clock.effect,
             }
             for clock in profile.danger_clocks
@@ -62,9 +62,9 @@ def platform_row(name: str, profile: Profile) -> dict[str, Any]:
     }
 
 
-def fact_row(value: bool | Unfound, yes: str, no: str) -> Row:
+def fact_row(value: bool | UnknownFact, yes: str, no: str) -> Row:
     """Return one fact as a word. `state` selects its color; `title` describes how to establish an unknown fact."""
-    if isinstance(value, Unfound):
+    if isinstance(value, UnknownFact):
         return {"state": "unknown", "text": "unknown", "title": value.unknown}
     return {"state": "yes" if value else "no", "text": yes if value else no, "title": ""}
 

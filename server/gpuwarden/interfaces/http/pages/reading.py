@@ -25,10 +25,10 @@ from gpuwarden.interfaces.http.answers import STATUS
 from gpuwarden.interfaces.http.pages.curves import POINTS, Curves
 from gpuwarden.interfaces.http.pages.following import Following
 from gpuwarden.interfaces.http.pages.job import job_view
-from gpuwarden.interfaces.http.pages.looks import LOG_BYTES, Looks
 from gpuwarden.interfaces.http.pages.money import SPANS, money_view
 from gpuwarden.interfaces.http.pages.now import job_row, jobs_view, now_view
 from gpuwarden.interfaces.http.pages.platforms import entry_view, knowledge_view, platforms_view
+from gpuwarden.interfaces.http.pages.polls import LOG_BYTES, Polls
 from gpuwarden.interfaces.http.pages.rendering import View, clean, page, shown
 from gpuwarden.interfaces.http.pages.static_files import HEADERS, static_file
 from gpuwarden.interfaces.http.serving import Serving
@@ -36,7 +36,7 @@ from gpuwarden.interfaces.results.overview import job_line
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.auto_teardown import notices
 from gpuwarden.lifecycle.monitoring.check import check
-from gpuwarden.lifecycle.monitoring.overview import glance, job_page
+from gpuwarden.lifecycle.monitoring.overview import cached_overview, job_page
 from gpuwarden.lifecycle.records import read_job
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -133,7 +133,7 @@ def _kept(asked: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in asked.items() if value and name != "after"}
 
 
-class Reused:
+class CachedView:
     """A view that is reused for `SHARE` times as long as it took to build, because many windows may request it."""
 
     def __init__(self, make: Callable[[], Awaitable[View]]) -> None:
@@ -156,11 +156,11 @@ class Pages:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.looks = Looks(ctx)
-        self.curves = Curves(self.looks)
+        self.polls = Polls(ctx)
+        self.curves = Curves(self.polls)
         self.following = Following(ctx)
-        self._now = Reused(self._look_now)
-        self._money: dict[int, Reused] = {}
+        self._now = CachedView(self._look_now)
+        self._money: dict[int, CachedView] = {}
 
     async def now(self, _request: Request) -> Response:
         """GET /: running jobs, open approvals and billing."""
@@ -175,9 +175,9 @@ class Pages:
         return self.following.stream(request, self._now)
 
     async def _look_now(self) -> View:
-        everything = self.looks.everything
+        everything = self.polls.everything
         last = await everything.newest(patience_s=0)
-        seen = glance(self.ctx, last.unknown if last else {})
+        seen = cached_overview(self.ctx, last.unknown if last else {})
         if last is not None:
             seen = replace(seen, others=last.others)
         reply = results.status_of(seen)
@@ -229,7 +229,7 @@ class Pages:
         runs = list(dict.fromkeys([job_id, *filter(None, request.query_params.getlist("with"))]))[:MAX_RUNS]
         for other in runs[1:]:
             read_job(self.ctx.ledger, other)  # raises for an unknown job
-            await self.looks.job(other).newest()
+            await self.polls.job(other).newest()
         names = await to_thread.run_sync(self.curves.names, job_id)
         recent = [job_row(job_line(line)) for line in job_page(self.ctx, limit=12).lines]
         others = clean(self.ctx, {"rows": [row for row in recent if row["key"] != job_id]})["rows"]
@@ -255,7 +255,7 @@ class Pages:
 
     async def _job(self, job_id: str) -> View:
         read_job(self.ctx.ledger, job_id)  # raises for an unknown job
-        look = self.looks.job(job_id)
+        look = self.polls.job(job_id)
         seen = await look.newest()
         return clean(self.ctx, job_view(self.ctx, job_id, seen, look.error))
 
@@ -266,7 +266,7 @@ class Pages:
         """
         job_id = request.path_params["job_id"]
         job = read_job(self.ctx.ledger, job_id)
-        await self.looks.job(job_id).newest()
+        await self.polls.job(job_id).newest()
         low, high = _number(request, "from"), _number(request, "to")
         between = (low, high) if low is not None and high is not None else None
         metric = request.query_params.get("metric", "")
@@ -299,11 +299,11 @@ class Pages:
         days = _days(request)
         return self.following.stream(request, self._costs(days), str(days))
 
-    def _costs(self, days: int) -> Reused:
+    def _costs(self, days: int) -> CachedView:
         async def make() -> View:
             return clean(self.ctx, money_view(self.ctx, days))
 
-        return self._money.setdefault(days, Reused(make))
+        return self._money.setdefault(days, CachedView(make))
 
     async def platforms(self, _request: Request) -> Response:
         """GET /platforms: which storage persists on each platform, and the platforms' deadlines."""

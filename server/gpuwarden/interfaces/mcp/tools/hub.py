@@ -33,7 +33,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         async with HubClient(HubConfig.from_env(ctx.env), clock=ctx.clock) as hub:
             wanted = operations or ["overview"]
             found = await repo_details(repo_ids, repo_type, wanted, config, split, offset, limit, hub=hub)
-        return answer(ctx, results.repos_seen(found))
+        return answer(ctx, results.repos_reply(found))
 
     @server.tool(annotations=READ)
     async def dataset_search(

@@ -21,7 +21,7 @@ from gpuwarden.interfaces.results import worded
 from gpuwarden.interfaces.results.references import LEAD, SearchReply, look_up
 from gpuwarden.interfaces.results.templates import FILLED_URI, filled_page, filled_reply, template_page
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.templates.fill import Wish, fill
+from gpuwarden.lifecycle.templates.fill import TemplateRequest, fill
 from gpuwarden.static_analysis.shipped_trainers import trainer
 
 
@@ -67,8 +67,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
             if not (model or dataset):
                 return template_page(await anyio.to_thread.run_sync(trainer, name))
             profile = ctx.profile(platform) if platform else None
-            wish = Wish(name, model, dataset, push=push)
-            filled = await fill(wish, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile)
+            request = TemplateRequest(name, model, dataset, push=push)
+            filled = await fill(request, HubConfig.from_env(ctx.env), clock=ctx.clock, profile=profile)
             return filled_page(worded(filled_reply(filled, platform), in_calls))
         except WardenError as error:
             raise ResourceNotFoundError(f"{line(error.message)} {in_calls(error.next_steps)}") from error

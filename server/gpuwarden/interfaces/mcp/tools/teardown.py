@@ -20,12 +20,12 @@ from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
 from gpuwarden.ledger.events import ApprovalDeclined, ApprovalUnanswered
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
-from gpuwarden.lifecycle.teardown.orders import object_to
+from gpuwarden.lifecycle.teardown.orders import hold_machine
 
 CHANNEL: Final = "elicitation"
 
 
-class Yes(BaseModel):
+class ApprovalForm(BaseModel):
     """The form in which the user approves or declines a teardown."""
 
     # Some clients return an empty form without showing it, so only true and false count as answers.
@@ -35,7 +35,7 @@ class Yes(BaseModel):
     )
 
 
-class Unasked(BaseModel):
+class NotAsked(BaseModel):
     """Returned instead of a form if the user is not asked."""
 
 
@@ -48,9 +48,9 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         """
         return await request(ctx, job_id, verb)
 
-    async def ask_person(
+    async def ask_user(
         view: Annotated[TeardownView, Resolve(look)], client: ClientContext[Any, Any]
-    ) -> Elicit[Yes] | Unasked:
+    ) -> Elicit[ApprovalForm] | NotAsked:
         """Ask the user in the client if the client supports forms and every proof is present."""
         asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
@@ -59,27 +59,27 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         kinds = (ApprovalDeclined, ApprovalUnanswered)
         before = (ctx.ledger.last(view.record.subject, kind) for kind in kinds)
         if any(elicited is not None and elicited.data.digest == view.record.digest for elicited in before):
-            return Unasked()  # ask only once about the same facts
+            return NotAsked()  # ask only once about the same facts
         if not asks or CHANNEL not in ctx.policy.approval.channels:
-            return Unasked()
+            return NotAsked()
         if not shows_forms:
             ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how="no form"))
-            return Unasked()
-        return Elicit(question(view), Yes)
+            return NotAsked()
+        return Elicit(question(view), ApprovalForm)
 
     @server.tool(annotations=ENDS)
     async def teardown_request(
         job_id: JobId,
         verb: Annotated[Verb, Field(description="How to end it")],
         view: Annotated[TeardownView, Resolve(look)],
-        elicited: Annotated[ElicitationResult[Yes], Resolve(ask_person)],
+        elicited: Annotated[ElicitationResult[ApprovalForm], Resolve(ask_user)],
         client: ClientContext[Any, Any],
     ) -> Annotated[CallToolResult, results.TeardownReply]:
         """Request to stop or terminate a job's machine. Refused until its outputs are pulled and proven; then the user
         approves with `gpuwarden approve`. No argument approves it. Call again for progress.
         """
         form = elicited.data if isinstance(elicited, AcceptedElicitation) else None
-        choice = form.approve if isinstance(form, Yes) else None
+        choice = form.approve if isinstance(form, ApprovalForm) else None
         if choice:
             assert view.record.digest is not None
             params = client.request_context.session.client_params
@@ -91,8 +91,8 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         if choice is False:  # only an explicit "no" counts as an objection
             declined = ApprovalDeclined(digest=view.record.digest, channel=CHANNEL, by="the user in the client")
             ctx.ledger.add(view.record.subject, declined)
-            object_to(ctx, job_id, declined.channel, declined.by)
-        elif not isinstance(form, Unasked):  # the client may have answered without showing the form
+            hold_machine(ctx, job_id, declined.channel, declined.by)
+        elif not isinstance(form, NotAsked):  # the client may have answered without showing the form
             ctx.ledger.add(view.record.subject, ApprovalUnanswered(digest=view.record.digest, how=elicited.action))
         return answer(ctx, results.torn_down(view, declined=choice is False))
 

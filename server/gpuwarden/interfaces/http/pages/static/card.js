@@ -29,8 +29,8 @@ function show(result) {
     age(view, left <= 0);
     if (left > 0) ageing = setTimeout(() => age(view, true), Math.min(left, FRESH_S) * 1000);
   } else {
-    const said = result?.structuredContent?.message || (result?.content ?? []).map((part) => part.text ?? "").join("\n");
-    const words = [said, result?.structuredContent?.hint].filter(Boolean).join("\n");
+    const message = result?.structuredContent?.message || (result?.content ?? []).map((part) => part.text ?? "").join("\n");
+    const words = [message, result?.structuredContent?.hint].filter(Boolean).join("\n");
     plain.textContent = words.replace(/[\u27e6\u27e7]/g, ""); // quotation markers are for models
   }
   main.hidden = !mine;

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from gpuwarden.core.errors import WardenError, as_warden_error
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import Checked, check
+from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.monitoring.overview import Overview, overview
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ KEPT: Final = 100
 """Maximum number of jobs whose last poll is kept."""
 
 
-class Look(Generic[T]):
+class Poll(Generic[T]):
     """The latest result of polling one target. `error` is set if the last poll failed."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], every_s: float) -> None:
@@ -61,17 +61,17 @@ class Look(Generic[T]):
             self._task = None
 
 
-class Looks:
+class Polls:
     """One server's latest polls: of all platforms, and of the jobs whose pages are open."""
 
     def __init__(self, ctx: Context, log_bytes: int = LOG_BYTES) -> None:
         self.ctx, self.log_bytes = ctx, log_bytes
-        self.everything: Look[Overview] = Look(lambda: overview(ctx), OVERVIEW_S)
-        self._jobs: OrderedDict[str, Look[Checked]] = OrderedDict()
+        self.everything: Poll[Overview] = Poll(lambda: overview(ctx), OVERVIEW_S)
+        self._jobs: OrderedDict[str, Poll[CheckedJob]] = OrderedDict()
 
-    def job(self, job_id: str) -> Look[Checked]:
-        """Return the `Look` for one job."""
-        found = self._jobs.setdefault(job_id, Look(lambda: check(self.ctx, job_id, limit=self.log_bytes), EVERY_S))
+    def job(self, job_id: str) -> Poll[CheckedJob]:
+        """Return the `Poll` for one job."""
+        found = self._jobs.setdefault(job_id, Poll(lambda: check(self.ctx, job_id, limit=self.log_bytes), EVERY_S))
         self._jobs.move_to_end(job_id)
         if len(self._jobs) > KEPT:
             self._jobs.popitem(last=False)
