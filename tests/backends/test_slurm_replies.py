@@ -507,7 +507,8 @@ def test_the_warning_comes_after_the_time_limit_unless_walltime_is_shorter() -> 
     whole, cut = spec(timeout_s=50_000), spec(timeout_s=50_000, options={"walltime_s": 300})
     walltime = options.engine_request(whole).walltime_s or 0
     assert walltime - options.WARNING_S - 60 >= 50_000 + 10, "Slurm may warn a minute early, and the job has a grace"
-    assert options.engine_request(cut).walltime_s == 300 and "--signal=B:USR1@100" in options.own_arguments(cut, "n", "/r")
+    assert options.engine_request(cut).walltime_s == 300
+    assert "--signal=B:USR1@100" in options.own_arguments(cut, "n", "/r")
 
 
 @pytest.mark.parametrize(

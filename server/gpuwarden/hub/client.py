@@ -70,7 +70,7 @@ class HubConfig:
 
     @property
     def sendable_token(self) -> str | Literal[False]:
-        """Return the token for huggingface_hub, or False if there is none. Raises AuthFailed if it can't be sent."""
+        """Return the token for huggingface_hub, or False if there is none. Raises AuthFailed if it is malformed."""
         return sendable("HF_TOKEN", self.token) if self.token else False
 
 

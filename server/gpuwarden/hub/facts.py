@@ -82,7 +82,7 @@ class HubFacts:
 
     @property
     def watched(self) -> dict[str, Any]:
-        """Return the facts to which a receipt is bound. If one changes, the job must pass the gate again."""
+        """Return the facts that a receipt depends on. If one of them changes, the job must pass the gate again."""
         repos = {f"{f.use.type} {f.use.id}": [f.repo.status, f.repo.sha] for f in self.repos}
         columns = {
             f"columns of {f.use.id}": sorted(f.config.column_names) for f in self.data if f.config and f.config.columns

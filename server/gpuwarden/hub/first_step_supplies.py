@@ -107,7 +107,7 @@ def _cached(name: str) -> dict[str, bytes]:
 
 
 def wanted(path: str) -> bool:
-    """Return true if a file in a model's repo is a config, part of a tokenizer, or code.
+    """Return whether a file in a model's repo is a config, part of a tokenizer, or code.
 
     Return False for a path outside the repo; a Hub mirror may list such paths.
     """

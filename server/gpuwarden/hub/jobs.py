@@ -127,7 +127,7 @@ async def make_bucket(hub: HubClient, bucket: str) -> None:
 
 
 async def usage(hub: HubClient, owner: str, job_id: str) -> dict[str, Any]:
-    """Return a running job's current usage, which the Hub measures once a second; empty if none arrives in time."""
+    """Return a running job's current usage, which the Hub measures once a second; empty if no data arrives in time."""
     with anyio.move_on_after(USAGE_S):
         async with hub.stream("GET", f"/api/jobs/{owner}/{job_id}/metrics", timeout_s=USAGE_S) as response:
             if response.status_code != 200:
@@ -188,7 +188,7 @@ def quote(platform: str, flavor: str, known: Mapping[str, float], at: float) -> 
 
 
 async def read_log(hub: HubClient, owner: str, job_id: str, upto: int) -> tuple[bytes, bool]:
-    """Return about the first `upto` bytes of the log, and true if the log was read to its current end.
+    """Return about the first `upto` bytes of the log, and whether the log was read to its current end.
 
     A running job's stream stays open. The log counts as read to its end after `IDLE_S` seconds without data.
     """

@@ -1,8 +1,8 @@
 """Read an artifact store in a Hub bucket. Names and sizes come from the Hub's list, and bytes from range requests.
 
-A bucket lists the Hub's own chunk hashes instead of SHA-256, so its list can't be compared with sealed digests. Small
-files are read completely, up to a limit. A larger file can be proven only by a pull, which hashes the bytes as they
-arrive.
+The Hub lists its own chunk hashes for a bucket's files instead of SHA-256 digests, so the list can't be compared with
+the digests in a manifest. Small files are read completely, up to a limit. Larger files can only be verified by a pull,
+which hashes the bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BucketSource(RangeSource):
 class BucketReader:
     """A `Store` that reads a bucket.
 
-    A bucket has no commits, so a file may be newer than the listing. Comparing the file's digest detects such a change.
+    A bucket has no commits, so a file may change after it was listed. Comparing the file's digest detects this.
     """
 
     def __init__(self, address: StoreAddress, config: HubConfig, clock: Clock) -> None:

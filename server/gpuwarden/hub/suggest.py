@@ -1,8 +1,9 @@
 """Suggest existing ids that are similar to a missing id.
 
 One query is not enough: the Hub searches only names, and its rules for splitting them into words are undocumented.
-Therefore, up to five queries run concurrently: the name within the namespace, the namespace's most used repos, each of
-the name's two longest words in all namespaces, and the same id with another repo type. This module ranks the results.
+This module runs up to five queries concurrently and ranks the results. The queries look for the name within the
+namespace, the namespace's most used repos, each of the name's two longest words in all namespaces, and the same id with
+another repo type.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ async def setup(names: tuple[str, ...], yes: bool, undo: bool, no_rehearsal: boo
     """Add the server and the guard to your agents' clients.
 
     The command shows the lines to add to each file and asks before it writes. Without a terminal, --yes is required. At
-    a terminal, without --yes, it then asks for the caps, the keys and automatic teardown. At the end it rehearses a job
-    through each client's entry, at no cost.
+    a terminal, without --yes, setup then asks for the caps, the keys and automatic teardown. At the end, setup
+    rehearses a job through each client's entry, at no cost.
 
     Clients: claude, codex, gemini, cursor, vscode, zed; default: all installed clients.
     """

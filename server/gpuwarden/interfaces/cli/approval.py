@@ -1,6 +1,6 @@
 """Ask the user at a terminal for approval.
 
-The answer is read from the terminal itself (`/dev/tty`), not from standard input, so a pipe can't give it. A program
+The answer is read from the terminal itself (`/dev/tty`), not from standard input, so a pipe can't supply it. A program
 with a pseudo-terminal can answer the prompt, so set a PIN (`gpuwarden approve --set-pin`) that no program knows.
 """
 
@@ -396,7 +396,7 @@ def held(job_id: str, effect: HoldOutcome) -> Result:
         message = f"Automatic teardown does not apply to {job_id}; a teardown needs the user's approval."
         return Result(code=effect, message=message)
     if effect is HoldOutcome.TOO_LATE:
-        message = f"Too late: the call to tear down the machine of {job_id} has already been approved or sent. "
+        message = f"Too late: the teardown of {job_id}'s machine has already been approved or sent to the platform. "
         message += "Automatic teardown sends no further call."
         follow = do(Action.CHECK, "to see whether the platform accepted it", job_id=job_id)
         return Result(ok=False, code=effect, message=message, next=(follow,))
@@ -415,8 +415,8 @@ async def check_pin(ctx: Context, terminal: Terminal) -> None:
 async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     """Check a PIN, and limit wrong attempts so that the PIN can't be guessed.
 
-    The locks serialize attempts, so that parallel processes can't exceed the limit. The time is the system's, because
-    a variable can shift a rehearsal's clock.
+    The locks serialize attempts, so that parallel processes can't exceed the limit. A rehearsal's clock is not used,
+    because an environment variable can shift it.
     """
     file = ctx.in_force.file
     async with ctx.lock("pin"):
@@ -434,10 +434,11 @@ async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
 
 @contextlib.contextmanager
 def _wrong_pins(file: Path | None) -> Iterator[list[float]]:
-    """Yield the times of the wrong PINs for a policy under a lock, then store the changed list. Raises DiskError.
+    """Lock the list of times at which a wrong PIN was entered, yield it, and store it if it changed. Raises DiskError.
 
-    The list is beside the policy file, which contains the PIN's hash, because a variable can select a new ledger. If
-    the user can't write there, for example because root has created the list, only the wrong PINs in the ledger count.
+    The list is stored next to the policy file, which contains the PIN's hash, because an environment variable can
+    select a new ledger. If the user can't write there, for example because root created the list, only the wrong PINs
+    in the ledger count.
     """
     lock = file.with_suffix(".lock") if file else None
     if file is None or lock is None or not all(os.access(p, os.W_OK) for p in (file.parent, file, lock) if p.exists()):

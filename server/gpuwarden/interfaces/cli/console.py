@@ -296,7 +296,7 @@ def _diagnoses(rows: list[DiagnosisReply]) -> None:
 
 
 def diagnosed(reply: DiagnoseReply) -> None:
-    """Print how the run in a log ended, and the matching entries."""
+    """Print how the logged run ended, and the entries that match the log."""
     failure = reply.failure
     raised = failure.exception
     where = f"{raised.package} {raised.version}".strip() if raised else ""

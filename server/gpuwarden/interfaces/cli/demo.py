@@ -109,8 +109,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
-    """Play one job from start to end: refused, accepted, interrupted, resumed, proven, approved, torn down."""
-    # The demo's script is part of gpuwarden, so it may run without a sandbox. The demo prints whether it does.
+    """Play a job's full life, from a refused submission to an approved teardown."""
+    # The demo's script is part of gpuwarden, so it may run without a sandbox. The demo prints whether one is used.
     channels = Approval(channels=("terminal", "rehearsal"))
     policy = Policy(platforms=("rehearsal/*",), approval=channels, local=Local(unsandboxed=True))
     clock = SystemClock()
@@ -171,8 +171,8 @@ async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord
     launched = await submit(ctx, spec, receipt=checked.receipt)
     again = await submit(ctx, spec, receipt=checked.receipt)
     assert launched.job is not None and again.job is not None
-    same = "the same job" if again.job.id == launched.job.id else "TWO JOBS"
-    stage.say(f"[green]accepted[/] as {launched.job.id}; submitted twice by mistake: {same}")
+    same = "the same job" if again.job.id == launched.job.id else "ANOTHER JOB"
+    stage.say(f"[green]accepted[/] as {launched.job.id}; a second submission returned {same}")
     return sorted({f.rule for f in blocking}), launched.job
 
 

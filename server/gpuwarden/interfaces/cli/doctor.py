@@ -176,7 +176,7 @@ PROGRAMS = (
 def in_short_unless_secret(path: str, value: object) -> str:
     """Format a policy value. The PIN's hash and a webhook's URL are shown only as set or not set.
 
-    A weak approval channel is marked as such.
+    Weak approval channels are marked.
     """
     if path.endswith(("pin_hash", "_url")):  # a webhook's URL is a secret
         return "set" if value else "not set"

@@ -57,9 +57,9 @@ def auto_teardown_lines(found: AutoTeardownReply) -> list[str]:
     """Return the lines that describe a job's automatic teardown and self-stop."""
     lines = []
     if found.automatic_teardown:
-        origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} in the policy"
+        origin = f"set in the policy on {local(found.set_at, '%m-%d %H:%M')} {zone()}"
         if found.through == "approval":
-            origin = f"set {local(found.set_at, '%m-%d %H:%M')} {zone()} with the job's approval, by {found.by}"
+            origin = f"set with the job's approval on {local(found.set_at, '%m-%d %H:%M')} {zone()}, by {found.by}"
         after = f"once everything is proven, {span((found.grace_minutes or 0) * 60)} after an alert"
         if found.ends_at is not None:
             after = f"at {local(found.ends_at)} {zone()}"

@@ -133,7 +133,10 @@ async def fan_out(
 
 
 async def _resumed(ctx: Context, fan_id: str, cells: list[int], limits: dict[str, Any]) -> LimitIncrease | None:
-    """Set new limits for a fan-out and resume it. If higher limits were only checked, return them without resuming."""
+    """Set new limits for a fan-out and resume it.
+
+    Higher limits need a receipt. Without one, return the increase with a new receipt, and don't resume.
+    """
     from gpuwarden.interfaces.cli.approval import user
     from gpuwarden.lifecycle.fan_out.deciding import resume_fan_out
     from gpuwarden.lifecycle.fan_out.limits import change_limits

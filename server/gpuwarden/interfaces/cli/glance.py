@@ -89,7 +89,7 @@ async def costs(by: str, days: int, as_csv: bool, as_json: bool) -> int:
 @JSON
 @runs_async
 async def wait(job_id: str, until: str, seconds: float, as_json: bool) -> int:
-    """Wait for a job's end or other news, until a timeout.
+    """Wait until a job ends, another event occurs or time is up.
 
     A pause, a preemption or an alert does not end the wait for the job's end. Exit code 0: the job ended or the awaited
     event occurred; 2: the wait timed out.

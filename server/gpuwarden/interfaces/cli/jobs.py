@@ -60,7 +60,7 @@ LEVELS = click.Choice(["structure", "content", "load", "resume"])
 @click.option("--gpu", default=None, help="GPU name.")
 @click.option(
     "--or", "alternatives", multiple=True, metavar="PLATFORM[:GPU]",
-    help="Alternative if the platform has no capacity; can be repeated, tried in the given order.",
+    help="Alternative if the platform has no capacity. If repeated, tried in the given order.",
 )  # fmt: skip
 @click.option("--gpus", "gpu_count", type=int, default=1, show_default=True, help="Number of GPUs.")
 @click.option("--disk", "disk_gb", type=int, default=None, metavar="GB", help="Disk size.")
@@ -170,7 +170,7 @@ async def check(job_id: str, cursor: int | None, log_bytes: int, follow: bool, a
     from gpuwarden.interfaces import results
     from gpuwarden.lifecycle.monitoring.check import check as use_case
 
-    if job_id.endswith(".py"):  # other tools call a dry run a check
+    if job_id.endswith(".py"):  # some tools use `check` for a dry run
         dry = f"Run `gpuwarden submit --dry-run {shlex.quote(job_id)}` to check the script."
         raise BadRequest("`gpuwarden check` expects a job id, but this is a script", dry)
     ctx = open_context()

@@ -45,8 +45,8 @@ class DraftReply(Result):
 class LessonReply(DraftReply):
     """The evidence about a failed job, and a draft entry that is based on it. Untrusted text is fenced.
 
-    `complete`: the draft is a complete entry. `missing`: the criteria that the draft does not meet. `doubts`: the gaps
-    in the evidence.
+    `complete` is true if the draft is a complete entry. `missing` lists the criteria that the draft does not meet, and
+    `doubts` lists the gaps in the evidence.
     """
 
     complete: bool

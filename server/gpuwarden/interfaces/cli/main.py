@@ -77,7 +77,7 @@ def _run(argv: list[str] | None) -> int:
         code = cli.main(argv, standalone_mode=False, prog_name="gpuwarden")
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.exceptions.NoArgsIsHelpError as error:  # `gpuwarden knowledge`, for example
+    except click.exceptions.NoArgsIsHelpError as error:  # for example, `gpuwarden knowledge` without a subcommand
         click.echo(error.format_message())
         return 0
     except BrokenPipeError:

@@ -34,7 +34,8 @@ async def metrics(job_id: str, as_csv: bool, tensorboard: Path | None, trackio: 
 
     if as_csv + (tensorboard is not None) + (trackio is not None) > 1 or (as_csv and as_json):
         raise BadRequest(
-            "only one export at a time", "Pass one of --csv, --tensorboard and --trackio, and --csv without --json."
+            "only one export at a time",
+            "Pass --csv, --tensorboard or --trackio; --csv can't be combined with --json.",
         )
     ctx = open_context()
     job, note = read_job(ctx.ledger, job_id), ""

@@ -3,8 +3,8 @@
 The job has automatic teardown, an artifact store and self-stop. A second job has none of these: the user is asked to
 approve its teardown at 9:00, and the demo compares the two bills. The demo advances a simulated clock that all
 processes read from a file. The processes, uploads, files, proofs, notices and bills are real: the demo calls the same
-functions as the MCP tools and the watch. While the laptop is closed, it calls none of these functions and reads the
-simulated machines' state directly, which is impossible on a real cloud.
+functions as the MCP tools and the watch. While the laptop is closed, the demo calls none of these functions. It reads
+the simulated machines' state directly, which is impossible on a real cloud.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ async def _sleep(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     night.stage.say("[dim]the following happens on the machines; only the demo observes it[/]")
     began, folder = night.clock.now(), _folder(ordered)
     for step in range(SAVE_EVERY, STEPS + 1, SAVE_EVERY):
-        # Advance the clock before the step is reached, because after the last step the machine counts the time since
-        # its job ended.
+        # Advance the clock before the step is reached. After the last step, the job has ended, and the machine would
+        # count the advance towards its self-stop.
         night.clock.advance(began + TRAINING_S * step / STEPS - night.clock.now())
         saved = folder / "work" / "out" / f"checkpoint-{step}"
         await night.comes(saved.exists, f"step {step}")
@@ -285,7 +285,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
     for _ in range(MOST_LOOKS):
         raised = [alert for alert in (await watch.once()).news if alert.raised]
         for alert in raised:
-            if alert.kind == "self_stopped":  # print it before the self-stop's outcome
+            if alert.kind == "self_stopped":  # the self-stop precedes the copies
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
         for job in (ordered, second):
             if copy_state(ctx, job.id) is Copy.PROVEN:

@@ -39,7 +39,7 @@ def takes_codes(ctx: Context) -> bool:
 
 
 async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal | None = None) -> Result:
-    """Ask the user at a terminal to approve a ticket, and show a code for one browser session there.
+    """Ask the user at a terminal to approve a ticket, and print a code that is valid for one browser session.
 
     `session` is the browser session's id; the page shows it. Raises NotFound, Conflict, or Refused.
     """

@@ -1,4 +1,4 @@
-"""Show the active policy, or activate another policy file. Activation requires the user at a terminal."""
+"""Show the active policy, or activate another policy file. Activation requires confirmation at a terminal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def ask_use(ctx: Context, path: Path, terminal: Terminal) -> Result:
 
 
 async def confirm_change(ctx: Context, before: Policy, after: Policy, terminal: Terminal, prompt: str) -> None:
-    """Show the changed values, and ask an approver for a yes and the PIN. Raises Refused."""
+    """Show the changed values, and ask an approver for confirmation and the PIN. Raises Refused."""
     check_approver(ctx)
     rows = [(f.path, value_at(before, f.path), value_at(after, f.path)) for f in policy_fields()]
     changes = [row for row in rows if row[1] != row[2]]
@@ -98,7 +98,7 @@ async def confirm_change(ctx: Context, before: Policy, after: Policy, terminal: 
 
 
 def record_choice(ctx: Context, before: Config, file: Path, digest: str) -> None:
-    """Record in the ledger and beside it that the user activated a policy file."""
+    """Record, in the ledger and in a file next to it, that the user activated a policy file."""
     accepted = PolicyAccepted(
         path=str(file),
         digest=digest,

@@ -1,6 +1,6 @@
 """Ask the user at a terminal for the caps, the platforms' keys and automatic teardown.
 
-Answers that differ from the policy file are shown, confirmed and recorded as for a new policy file. A key is read
+Answers that differ from the policy file are shown, confirmed and recorded, just like a new policy file. A key is read
 without echo and stored only in a file that only the user may read; no argument, variable or client file contains it.
 """
 
@@ -125,10 +125,10 @@ def ask_keys(env: Mapping[str, str], folder: Path, terminal: Terminal) -> None:
         terminal.say(f"  {name:16} {found}")
     if not lacking:
         return
-    wanted = terminal.ask("Platforms whose key to store in a file, separated by spaces (Enter: none): ")
+    wanted = terminal.ask("Platforms to store a key for, separated by spaces (Enter: none): ")
     for name in wanted.replace(",", " ").split():
         if name not in lacking:
-            terminal.say(f"  skipped: {name} is unknown, already has a key, or takes no key file")
+            terminal.say(f"  skipped: {name} is unknown, already has a key, or does not support key files")
         elif key := terminal.secret(f"Key for {name} (not shown): ").strip():
             variable = lacking[name]
             try:

@@ -49,7 +49,7 @@ def status(reply: StatusReply) -> None:
 def live_overview(
     ctx: Context, clean: Callable[[StatusReply], StatusReply]
 ) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Show the overview, and yield a function that redraws the overview in place.
+    """Show the overview, and yield a function that redraws it in place.
 
     The function's argument maps each failed poll to its reason. `clean` removes secrets from a reply.
     """

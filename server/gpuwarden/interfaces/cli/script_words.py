@@ -1,8 +1,8 @@
 """Split a command line that runs a program into gpuwarden's options and the program's arguments.
 
 `gpuwarden submit --platform local train.py --lr 2e-5` passes `--lr` to the script. A gpuwarden option that the script
-does not declare may come after the script. To separate the two explicitly, put `--` before the program, or after
-gpuwarden's options if they follow the program.
+does not declare may come after the script. To separate the two explicitly, put `--` before the program or, if
+gpuwarden's options follow the program, after those options.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunsProgram(click.Command):
         return super().parse_args(ctx, [*ours, _END, program, *words])
 
     def takes_words(self, program: str) -> bool:
-        """Return whether the following words belong to the program. After a fan-out's id, they belong to gpuwarden."""
+        """Return whether the words after `program` belong to it. After a fan-out's id, they belong to gpuwarden."""
         return not is_fan_out(program)
 
     def _what(self, ctx: click.Context, args: Sequence[str], *, interspersed: bool) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class RunsScript(RunsProgram):
     """A command whose WHAT argument is a script.py with its arguments, or one word such as a model's id."""
 
     def takes_words(self, program: str) -> bool:
-        """Return whether the following words belong to the program."""
+        """Return whether the words after `program` are a script's arguments."""
         return program.endswith(".py")
 
 

@@ -135,8 +135,7 @@ async def write(
 
 
 def write_package(folder: Path) -> None:
-    """Write the bundled scripts' package to a folder, unless it is already there, because the user may have changed
-    it.
+    """Write the bundled scripts' package to a folder. Keep an existing package, which the user may have changed.
 
     Raises:
         BadRequest: a file with the package's name exists.

@@ -1,4 +1,4 @@
-"""Create, list and revoke tokens for the HTTP server. Creating a token requires the user at a terminal, so an agent
+"""Create, list and revoke tokens for the HTTP server. The user has to confirm a new token at a terminal, so an agent
 can't create one.
 """
 

@@ -44,7 +44,7 @@ def systemd_unit(argv: list[str], env: Mapping[str, str]) -> str:
             f"systemd does not allow quotes in a program's path: {argv[0]}", "Install gpuwarden elsewhere."
         )
     program, *rest = map(_quoted, argv)
-    start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # systemd expands only arguments
+    start = " ".join((program, *(word.replace("$", "$$") for word in rest)))  # systemd expands `$` only in arguments
     return (
         "[Unit]\n"
         "Description=gpuwarden watch: advances GPU jobs and sends alerts\n"
@@ -94,7 +94,8 @@ def service_file() -> Path:
     if shutil.which("systemctl") is None:
         raise NotSupported(
             "this system has neither systemd nor launchd",
-            "Start the watch from cron, at `@reboot` and every five minutes; a second watch only follows the first.",
+            "Start the watch from cron, at `@reboot` and every five minutes. If a watch is already running, "
+            "another one only shows its alerts.",
         )
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "systemd" / "user" / f"{NAME}.service"

@@ -1,4 +1,4 @@
-"""The watch inside a server: advance jobs and log alerts while no agent calls a tool."""
+"""Run the watch inside a server, so that jobs advance and alerts are logged even if no agent calls a tool."""
 
 from __future__ import annotations
 

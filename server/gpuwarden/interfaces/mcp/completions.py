@@ -26,7 +26,7 @@ Names: TypeAlias = Callable[[Context, str], Iterable[str]]
 
 
 def _jobs(ctx: Context, typed: str) -> Iterable[str]:
-    """Yield the ids of the latest jobs. The typed text may also match part of a job's name."""
+    """Yield the ids of recent jobs whose id starts with the typed text or whose name contains it."""
     for row in ctx.ledger.page("job", *(s for s in Job if s is not Job.REFUSED), limit=JOBS_LOOKED_AT):
         job_id = row.subject.removeprefix("job/")
         if job_id.startswith(typed) or (typed and typed.lower() in (row.name or "").lower()):
@@ -55,7 +55,7 @@ COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
     (FILLED_URI, "name"): lambda _, typed: _starting(trainer_names(), typed),
     (FILLED_URI, "platform"): _platforms,
 }
-"""Maps a prompt or resource template and one of its arguments to the function that completes the argument."""
+"""Functions that complete an argument, keyed by the prompt or resource template and the argument's name."""
 
 
 def serve(ctx: Context, server: Server[Any]) -> None:
@@ -69,7 +69,7 @@ def serve(ctx: Context, server: Server[Any]) -> None:
 
 
 async def complete(ctx: Context, of: str, argument: str, typed: str) -> Completion:
-    """Return possible values for an argument of a prompt or resource template; none for free text, such as a goal."""
+    """Return possible values for an argument of a prompt or resource template. Free text, such as a goal, has none."""
     names = COMPLETED.get((of, argument))
     if names is None:
         return Completion(values=[], total=0, has_more=False)

@@ -1,8 +1,8 @@
 """A resource for each job, and notifications of changes: `resources/subscribe` and `subscriptions/listen`.
 
 Changes are read from the ledger, so changes made by any process are reported. Alerts are sent as log messages to the
-clients that requested them, and as messages to the model of a client that has a channel. Notifications are sent at most
-once a second. A client that does not read its messages delays each notification by at most SEND_S seconds.
+clients that have set a log level, and as messages to the model in clients that support channels. Notifications are sent
+at most once a second. A client that does not read its messages delays each notification by at most SEND_S seconds.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LiveJobs:
         self._channels: set[Connection] = set()
 
     def changed(self, job_id: str) -> None:
-        """Record that a job has changed outside the ledger, for example by a new metric value."""
+        """Record that a job has changed outside the ledger, for example because a new metric value has arrived."""
         self._changed.add(job_id)
 
     async def publish(self, event: ServerEvent) -> None:

@@ -30,25 +30,25 @@ Message: TypeAlias = MutableMapping[str, Any]
 
 
 class _Sessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, with a per-principal limit. They also end when the principal's token ends."""
+    """The SDK's sessions, with a limit per principal. The sessions of a revoked or expired token can be ended."""
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
-        """Open a session, or return None if a limit leaves no room.
+        """Open a session, or return None if the maximum number of sessions is open.
 
-        At the limit per principal, the principal's longest-idle session is closed to make room.
+        If the principal has reached its own limit, its longest-idle session is closed first.
         """
         scopes = [self._server_instances[key].idle_scope for key, owner in self._session_owners.items()
                   if owner == requestor]  # fmt: skip
         open_now = [scope for scope in scopes if scope is not None and not scope.cancel_called]
         if len(open_now) >= MAX_SESSIONS_EACH:
             idlest = min(open_now, key=lambda scope: scope.deadline)
-            if idlest.deadline == math.inf:  # each one has a request in progress
+            if idlest.deadline == math.inf:  # every session has a request in progress
                 return None
             idlest.cancel()
         return super()._admit_session(requestor)
 
     def end(self, of: Callable[[str], bool]) -> None:
-        """End the sessions of each principal whose id satisfies `of`."""
+        """End the sessions of the principals for which `of(client_id)` is true."""
         for key, owner in self._session_owners.items():
             scope = self._server_instances[key].idle_scope
             if scope is not None and of(owner["client_id"]):
@@ -56,7 +56,7 @@ class _Sessions(StreamableHTTPSessionManager):
 
 
 class McpEndpoint:
-    """One MCP server for all of an application's clients. Enter `running`, once, to serve requests."""
+    """One MCP server for all of an application's clients. Enter `running` once to serve requests."""
 
     def __init__(self, ctx: Context, max_body: int = 4 << 20) -> None:
         self.server: WardenServer = make_server(ctx, scoped=True)
@@ -81,7 +81,7 @@ class McpEndpoint:
             self._manager = None
 
     def end_sessions(self, of: Callable[[str], bool]) -> None:
-        """End the sessions of each principal whose id, as in `holder`, satisfies `of`."""
+        """End the sessions of the principals for which `of(holder)` is true, with `holder` as in `handle`."""
         if self._manager is not None:
             self._manager.end(of)
 

@@ -1,7 +1,7 @@
 """Ask the user to decide on the `gpuwarden serve` page, through a client that can open URLs.
 
-The client's answer means only that the user opened the page. It neither approves nor declines anything: the page or a
-terminal does, and the ledger records the channel. Therefore a forged or replayed answer has no effect.
+The client's answer means only that the user opened the page. The user then decides on the page or at a terminal, and
+the ledger records the channel. A forged or replayed answer from the client therefore has no effect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.records import read_teardown, receipt_used
 TOOLS: Final = frozenset({"submit_job", "teardown_request"})
 KEY: Final = "page"
 ROUNDS: Final = "2026-07-28"
-"""First protocol revision in which a call can return a question. The client repeats the call with the answer."""
+"""First protocol revision in which a call can return a question, which the client answers by repeating the call."""
 APPROVED: Final = "The user has approved the spending. This call launched nothing."
 MESSAGE: Final = (
     "{} Open gpuwarden's page to decide? Opening it approves nothing. If the page asks for a token, run gpuwarden "
@@ -54,7 +54,7 @@ Call: TypeAlias = Callable[[], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class Question:
-    """A request that waits for approval: a ticket (t...) with its facts' digest, or a receipt (r...)."""
+    """A request that waits for approval: a ticket (t...) with the digest of its facts, or a receipt (r...)."""
 
     ticket: str
     digest: str = ""
@@ -65,7 +65,7 @@ class Question:
         return f"{self.ticket}-{self.digest[7:19]}" if self.digest else self.ticket
 
     def waits(self, ctx: Context) -> bool:
-        """Return whether the ledger has no decision yet."""
+        """Return whether the request is still undecided, according to the ledger."""
         if self.ticket.startswith("r"):
             return not receipt_used(ctx.ledger, self.ticket) and not spending_approved(ctx, self.ticket)
         record = read_teardown(ctx.ledger, self.ticket)
@@ -139,8 +139,8 @@ class PageApprovals:
     ) -> Outcome:
         """Return the request's state. If the user opened the page, first wait for a decision.
 
-        A call that ends a machine or launches a receipt is repeated, because the ledger executes each approval once.
-        A check is not repeated, because that would issue another receipt.
+        A call that ends a machine or launches a receipt is repeated, which is safe because an approval can be used only
+        once. A check is not repeated, because that would issue another receipt.
         """
         clock = self._ctx.clock
         until = clock.now() + (MAX_WAIT_S if opened else 0)

@@ -39,7 +39,7 @@ Read skill://training-debug/SKILL.md first. Then:
 2. Search for each unexplained line with search_references; pass the raw line.
 3. State the cause, the evidence for it and how certain you are, before you change anything. If several causes fit,
    name the observation that would distinguish between them.
-4. Change one thing and submit it as a new job. Memory, NaN, code and digest faults are not retried unchanged.
+4. Change one thing and submit it as a new job. Do not retry a memory, NaN, code or digest fault without a change.
 
 The machine may still be billed: report this, with the cost so far. Do not tear down a machine because its run is
 broken; its saved files may be the only copy.

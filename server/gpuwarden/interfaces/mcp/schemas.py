@@ -31,7 +31,7 @@ def untitled(schema: Any) -> Any:
 
 
 def slim(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema for a tool's arguments without titles, and with x for `anyOf: [x, null]`."""
+    """Return the schema for a tool's arguments, without titles and with `anyOf: [x, null]` replaced by x."""
     shown: dict[str, Any] = untitled(schema)
     for field in shown.get("properties", {}).values():
         options = [o for o in field.pop("anyOf", []) if o != {"type": "null"}]

@@ -112,7 +112,7 @@ class WardenServer(MCPServer[Any]):
             )
 
     async def need_read(self, ctx: ServerRequestContext[Any, Any], call_next: Any) -> Any:
-        """Require the scope `read` for methods other than tool calls that return or send job data."""
+        """Require the scope `read` for the methods in `READS`, which return or send job data without a tool call."""
         if ctx.method in READS:
             self.need_scope("read")
         return await call_next(ctx)

@@ -27,7 +27,7 @@ class LateContext:
     """
 
     def __init__(self, open_context: Callable[[], Context]) -> None:
-        # Ordinary assignment would set these attributes on the context, to which this class forwards attribute access.
+        # `__setattr__` forwards to the context, so these attributes are set without it.
         vars(self).update(_open=open_context, _context=None, _opened=anyio.Event())
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Let clients wait for a job without an open call, through the Tasks extension (io.modelcontextprotocol/tasks).
+"""Let clients wait for a job without keeping a call open, through the Tasks extension (io.modelcontextprotocol/tasks).
 
 `check_job` with `until` waits for a limited time. A client that declares the extension gets a task instead, and polls
 it. The server stores nothing: a task's id contains the state at the start of the wait, so tasks survive a restart, and
@@ -33,7 +33,7 @@ POLL_MS: Final = 5_000
 FINAL: Final = frozenset({"bad_request", "not_found", "refused"})
 """Codes of errors that end a task, because a later poll would return them too."""
 MAX_ID: Final = 4_096
-"""Maximum length of an id. A wait whose id would be longer, because its job has many alerts, gets no task."""
+"""Maximum length of an id. If the id would be longer, because the job has many alerts, no task is created."""
 
 Request: TypeAlias = ServerRequestContext[Any, Any]
 Check: TypeAlias = Callable[[Request, dict[str, Any]], Awaitable[CallToolResult | InputRequiredResult]]
@@ -74,7 +74,7 @@ class WaitSnapshot(BaseModel):
 
 
 class Wait(BaseModel):
-    """A wait: its arguments, the news at its start, and its start time in seconds since 1970."""
+    """A wait: its arguments, its start time in seconds since 1970, and the job's values at that time."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,7 +96,7 @@ class Wait(BaseModel):
             raise MCPError(code=INVALID_PARAMS, message="unknown taskId") from error
 
     def is_over(self, now: WaitSnapshot, state: str) -> bool:
-        """Return whether the awaited event has happened. A new alert ends every wait: a stalled job makes no steps."""
+        """Return whether the awaited event has happened. A new alert ends any wait, because the job may be stalled."""
         moved = self.asked.until != "end" and now.since != self.first.since
         stepped = self.asked.until == "step" and now.step not in (None, self.first.step)
         return moved or stepped or state in TERMINAL_JOBS or bool({*now.alerts} - {*self.first.alerts})
@@ -149,9 +149,9 @@ class Tasks(Extension):
         return {"resultType": "complete", **self._task(wait), **(ended if over else _working(body))}
 
     async def _acknowledge(self, ctx: Request, params: TaskParams) -> dict[str, Any]:
-        """Acknowledge a cancellation or an update. No task asks for input, and a client that cancels stops polling.
+        """Acknowledge an update or a cancellation, and change nothing.
 
-        The job continues. Only `cancel_job` ends it.
+        Tasks never ask for input, and the job of a canceled task continues. Only `cancel_job` ends the job.
         """
         require_client_extension(ctx, TASKS)
         Wait.read(params.task_id)

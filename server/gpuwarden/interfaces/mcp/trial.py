@@ -1,6 +1,7 @@
-"""Rehearse a job through a client's own entry: start the server as the client does, and follow a job to a proven copy.
+"""Test a client's entry for the server: start the server as the client does, and rehearse a job with it.
 
-The server uses a ledger, a policy and a state folder in a temporary folder, and receives no secrets.
+The rehearsal ends when the job's outputs are copied and proven. The server uses a ledger, a policy and a state
+folder in a temporary folder, and receives no secrets.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ POLICY: Final = """platforms = ["rehearsal/*"]
 unsandboxed = true  # the script is part of gpuwarden
 """
 PATIENCE_S: Final = 180.0
-"""Maximum time in seconds from the server's start to the proven copy."""
+"""Maximum time in seconds from the server's start until the outputs are copied and proven."""
 END_S: Final = 20.0
 TAIL: Final = 5
 """Maximum number of lines from the server's standard error in an error message."""
@@ -43,7 +44,7 @@ Show = Callable[[str], None]
 
 
 async def rehearse(title: str, run: Run, spec: JobSpec, env: Mapping[str, str], show: Show) -> None:
-    """Run a job through the entry `run` for the client `title`; `show` receives a line for each step.
+    """Run a job through the server entry `run` of the client `title`, and pass one line for each step to `show`.
 
     Raises BadRequest with the client, the command and the end of the server's standard error.
     """

@@ -49,13 +49,13 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.tool(annotations=WRITE)
     async def verify_checkpoint(
         job_id: Annotated[str | None, Field(description="Job whose pulled copy is verified")] = None,
-        path: Annotated[str | None, Field(description="Or a checkpoint's path, or hf://owner/name[/path]")] = None,
-        level: Annotated[Level | None, Field(description="Depth; teardown needs load; structure on the Hub")] = None,
+        path: Annotated[str | None, Field(description="Instead of job_id: path or hf://owner/name[/path]")] = None,
+        level: Annotated[Level | None, Field(description="Depth. Teardown needs load; Hub default: structure")] = None,
         against: Annotated[str | None, Field(description="Earlier checkpoint, adapter base or GGUF source")] = None,
-        where: Annotated[Where, Field(description="instance: the machine checks; against is a path there")] = "auto",
+        where: Annotated[Where, Field(description="instance: verify on the machine; against is a path there")] = "auto",
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.VerifyReply]:
-        """Prove that a checkpoint is complete, matches the machine's digests, is finite and loads. Runs none of it."""
+        """Prove that a checkpoint is complete, matches the machine's digests, is finite and loads. Runs no code."""
         from gpuwarden.checkpoints.budget import Budget, ByteCount
         from gpuwarden.lifecycle.artifacts.verify import verify
         from gpuwarden.lifecycle.execution.situation import following_of

@@ -55,10 +55,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     async def cancel_job(
         job_id: JobId,
         action: Annotated[
-            Literal["cancel", "pause", "resume"], Field(description="pause keeps the job for a later resume")
+            Literal["cancel", "pause", "resume"], Field(description="pause lets the job be resumed later")
         ] = "cancel",
     ) -> Annotated[CallToolResult, results.CheckReply]:
-        """End a job's process, with a signal first so that it can save. Its machine keeps running and billing."""
+        """Signal a job's process so that it can save, then end it. Its machine keeps running and is billed."""
         if is_fan_out(job_id):
             if action == "pause":
                 raise NotSupported("a fan-out can't be paused", "Cancel it and resume it later: proven cells are kept.")
@@ -78,7 +78,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         offers_for: Annotated[str | None, Field(description="GPU to price on every platform")] = None,
         client: ClientContext[Any, Any] = None,  # type: ignore[assignment]
     ) -> Annotated[CallToolResult, results.InstancesReply]:
-        """List all machines in the user's accounts: state, billing, cost, job. Unreadable means unknown, not gone."""
+        """List all machines in the user's accounts: state, billing, cost, job. Unreadable ones may still exist."""
         from gpuwarden.lifecycle.monitoring.inventory import list_instances
         from gpuwarden.lifecycle.offers import offers
 
@@ -104,9 +104,9 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
         env: Annotated[dict[str, str] | None, Field(description="Plain variables, never secrets")] = None,
         secrets: Annotated[list[str] | None, Field(description="Names of environment variables: HF_TOKEN")] = None,
         inputs: Annotated[
-            list[str] | None, Field(description="Files or folders to send, in the working directory")
+            list[str] | None, Field(description="Files or folders in the working directory to send")
         ] = None,
-        outputs: Annotated[list[str] | None, Field(description="Paths to keep, in the working folder")] = None,
+        outputs: Annotated[list[str] | None, Field(description="Paths in the working folder to keep")] = None,
         artifact_store: Annotated[str, Field(description="Upload outputs to s3://bucket/path or hf://owner/repo")] = "",
         timeout_s: Annotated[int | None, Field(description="Hard limit; estimate + 30 % or more")] = None,
         estimate_s: Annotated[int | None, Field(description="Expected run time")] = None,

@@ -37,7 +37,7 @@ async def reporting(client: ClientContext[Any, Any], work: Callable[[Note], Awai
         try:
             result = await work(note)
         except Exception as error:
-            failure = error  # raised below: a task group would wrap it
+            failure = error  # raised outside the task group, which would wrap it
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
