@@ -171,8 +171,8 @@ async def _submit_jobs(ctx: Context, stage: Stage) -> tuple[list[str], JobRecord
     launched = await submit(ctx, spec, receipt=checked.receipt)
     again = await submit(ctx, spec, receipt=checked.receipt)
     assert launched.job is not None and again.job is not None
-    same = "the same job" if again.job.id == launched.job.id else "ANOTHER JOB"
-    stage.say(f"[green]accepted[/] as {launched.job.id}; a second submission returned {same}")
+    same = "the same job" if again.job.id == launched.job.id else "TWO JOBS"
+    stage.say(f"[green]accepted[/] as {launched.job.id}; submitted twice by mistake: {same}")
     return sorted({f.rule for f in blocking}), launched.job
 
 
