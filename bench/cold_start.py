@@ -4,7 +4,7 @@
 
 Prints ratios to a server with ten trivial tools that only calls `MCPServer(...).run()`. Measured are the time from the
 start of the process to the answer to tools/list (aim 1.2 at most), in both protocol versions and with ledgers of
-several sizes, and the time to the answer to a first call, which loads the complete server and has no aim. Times and
+several sizes, and the time to the answer to a first call, which loads most of the package and has no aim. Times and
 ratios are those of the fastest runs; every round runs all servers, one after the other.
 """
 
@@ -52,14 +52,14 @@ ERAS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def start(argv: list[str], home: Path, era: str) -> tuple[float, float]:
-    """Return the seconds from a server's start to its answer to tools/list, and to a call of an unknown tool."""
+    """Return the seconds from a server's start to its answers to tools/list and to a call for an unknown job."""
     opening, first, rest = ERAS[era]
     began = time.perf_counter()
     env = {**os.environ, "GPUWARDEN_HOME": str(home)}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) as p:
         assert p.stdin is not None and p.stdout is not None
         taken = []
-        call = ("tools/call", {**rest, "name": "nothing"})
+        call = ("tools/call", {**rest, "name": "check_job", "arguments": {"job_id": "none"}})
         for number, (method, params) in enumerate([(opening, first), ("tools/list", rest), call]):
             request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
             p.stdin.write(json.dumps(request).encode() + b"\n")

@@ -499,6 +499,15 @@ class Quote(Frozen):
     storage_usd_per_hour: float | None = None
 
 
+class Capacity(StrEnum):
+    """Whether a platform can rent out the requested machine now. NOT_SOLD: the platform does not offer that machine."""
+
+    AVAILABLE = "available"
+    UNKNOWN = "unknown"
+    NONE = "none"
+    NOT_SOLD = "not_sold"
+
+
 class Choice(Frozen):
     """One of a job's platforms, with its hourly price and worst-case cost at the time of the check."""
 

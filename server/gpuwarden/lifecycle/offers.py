@@ -8,26 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import anyio
 
 from gpuwarden.core.errors import BadRequest, NoCapacity, NotSupported, WardenError, as_warden_error
-from gpuwarden.core.models import Answer, Known, Quote, Resources, Unknown
+from gpuwarden.core.models import Answer, Capacity, Known, Quote, Resources, Unknown
 from gpuwarden.core.money import usd_per_hour
 from gpuwarden.core.profile import Profile
 from gpuwarden.core.task_groups import first_error
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.timeouts import in_time
-
-
-class Capacity(StrEnum):
-    """Whether a platform can rent out the requested machine now. NOT_SOLD: the platform does not offer that machine."""
-
-    AVAILABLE = "available"
-    UNKNOWN = "unknown"
-    NONE = "none"
-    NOT_SOLD = "not_sold"
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from gpuwarden.core.errors import LedgerError
 from gpuwarden.core.models import JobSpec
 from gpuwarden.interfaces.mcp import live
 from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE, job_uri
-from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, PROFILE_TEMPLATE
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, FILLED_URI, PROFILE_TEMPLATE
 from gpuwarden.interfaces.mcp.server import WardenServer, make_server
-from gpuwarden.interfaces.results.templates import FILLED_URI
 from gpuwarden.ledger.events import AlertRaised
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.submission.submit import submit
@@ -134,6 +133,17 @@ async def test_newer_client_that_listens_is_notified_of_changes(ctx: Context, ov
     ):
         moves(ctx, job_id)
         assert await anext(aiter(stream)) == ResourceUpdated(job_uri(job_id))
+
+
+async def test_changes_between_a_subscription_and_the_first_poll_are_reported(ctx: Context) -> None:
+    jobs, changed = live.LiveJobs(ctx), anyio.Event()
+    moves(ctx, "j-before")
+    jobs.subscribe(lambda event: changed.set() if event == ResourceUpdated(job_uri("j-after")) else None)
+    moves(ctx, "j-after")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(jobs.run)
+        await changed.wait()
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.slow

@@ -18,9 +18,8 @@ from doors import quick_warden
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
 from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE
-from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, PROFILE_TEMPLATE
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, FILLED_URI, PROFILE_TEMPLATE
 from gpuwarden.interfaces.mcp.server import make_server
-from gpuwarden.interfaces.results.templates import FILLED_URI
 from gpuwarden.knowledge import shipped
 from gpuwarden.lifecycle.context import Context
 from hubserver import hub_server

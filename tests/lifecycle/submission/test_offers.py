@@ -17,7 +17,7 @@ from clouds_house import PLATFORMS
 from clouds_kit import Web
 from fakes import FakeClock, Limits
 from gpuwarden.core.errors import NotFound, NotSupported
-from gpuwarden.core.models import Answer, Quote, Resources
+from gpuwarden.core.models import Answer, Capacity, Quote, Resources
 from gpuwarden.core.policy import Policy
 from gpuwarden.interfaces.cli import console
 from gpuwarden.interfaces.mcp.server import make_server
@@ -25,7 +25,7 @@ from gpuwarden.interfaces.results.offers import offered
 from gpuwarden.lifecycle import timeouts
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
-from gpuwarden.lifecycle.offers import Capacity, offers
+from gpuwarden.lifecycle.offers import offers
 from gpuwarden.providers.base import Provider
 from lifecycle_kit import clock_of_today, open_house
 from wording import Wording

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mcp.server.apps import APP_MIME_TYPE, Apps, ResourceCsp, client_supports_apps
 from mcp.server.context import ServerRequestContext
@@ -16,9 +16,10 @@ from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver.resources import FunctionResource
 from mcp_types import CallToolResult
 
-from gpuwarden.interfaces.results.inventory import InstancesReply
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.check import CheckedJob
+if TYPE_CHECKING:
+    from gpuwarden.interfaces.results.inventory import InstancesReply
+    from gpuwarden.lifecycle.context import Context
+    from gpuwarden.lifecycle.monitoring.check import CheckedJob
 
 CARDS: Final = {"check_job": "ui://gpuwarden/job.html", "list_instances": "ui://gpuwarden/machines.html"}
 VIEW: Final = "gpuwarden/card"

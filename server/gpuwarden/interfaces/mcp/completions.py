@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from anyio import to_thread
 from mcp.server.context import ServerRequestContext
@@ -12,17 +12,15 @@ from mcp_types import CompleteRequestParams, CompleteResult, Completion, PromptR
 
 from gpuwarden.core.states import Job
 from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE
-from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, PROFILE_TEMPLATE
-from gpuwarden.interfaces.results.templates import FILLED_URI
-from gpuwarden.knowledge.catalog import shipped
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.profiles import profile_names
-from gpuwarden.static_analysis.shipped_trainers import trainer_names
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, FILLED_URI, PROFILE_TEMPLATE
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 LIMIT: Final = 100
 """Maximum number of values in one response, as set by the protocol."""
 JOBS_LOOKED_AT: Final = 1_000
-Names: TypeAlias = Callable[[Context, str], Iterable[str]]
+Names: TypeAlias = Callable[["Context", str], Iterable[str]]
 
 
 def _jobs(ctx: Context, typed: str) -> Iterable[str]:
@@ -42,7 +40,21 @@ def _platforms(ctx: Context, typed: str) -> Iterable[str]:
 
 
 def _entries(_ctx: Context, typed: str) -> Iterable[str]:
+    from gpuwarden.knowledge.catalog import shipped
+
     return _starting(sorted(shipped().gotchas), typed)
+
+
+def _profiles(ctx: Context, typed: str) -> Iterable[str]:
+    from gpuwarden.profiles import profile_names
+
+    return _starting(sorted(profile_names(ctx.own_profiles)), typed)
+
+
+def _trainers(_ctx: Context, typed: str) -> Iterable[str]:
+    from gpuwarden.static_analysis.shipped_trainers import trainer_names
+
+    return _starting(trainer_names(), typed)
 
 
 COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
@@ -50,9 +62,9 @@ COMPLETED: Final[Mapping[tuple[str, str], Names]] = {
     ("debug_run", "job_id"): _jobs,
     ("finish_run", "job_id"): _jobs,
     (JOB_TEMPLATE, "job_id"): _jobs,
-    (PROFILE_TEMPLATE, "name"): lambda ctx, typed: _starting(sorted(profile_names(ctx.own_profiles)), typed),
+    (PROFILE_TEMPLATE, "name"): _profiles,
     (ENTRY_TEMPLATE, "id"): _entries,
-    (FILLED_URI, "name"): lambda _, typed: _starting(trainer_names(), typed),
+    (FILLED_URI, "name"): _trainers,
     (FILLED_URI, "platform"): _platforms,
 }
 """Functions that complete an argument, keyed by the prompt or resource template and the argument's name."""
@@ -74,6 +86,6 @@ async def complete(ctx: Context, of: str, argument: str, typed: str) -> Completi
     if names is None:
         return Completion(values=[], total=0, has_more=False)
     if names is _entries:
-        await to_thread.run_sync(shipped)  # the first call parses every page
+        await to_thread.run_sync(_entries, ctx, "")  # the first call parses every page
     found = list(names(ctx, typed[:200]))
     return Completion(values=found[:LIMIT], total=len(found), has_more=len(found) > LIMIT)

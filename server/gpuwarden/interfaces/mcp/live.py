@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import anyio
 import anyio.lowlevel
@@ -31,12 +31,9 @@ from mcp_types import (
 from gpuwarden.core.errors import WardenError
 from gpuwarden.core.sanitize import line, quoted, scrubbed
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.interfaces.results.overview import job_line
-from gpuwarden.ledger.events import AlertRaised
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.overview import line_of
-from gpuwarden.lifecycle.notify import Alert
-from gpuwarden.lifecycle.records import read_job
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 JOB_TEMPLATE: Final = "gpuwarden://jobs/{job_id}"
 EVERY_S: Final = 1.0
@@ -60,6 +57,10 @@ def job_uri(job_id: str) -> str:
 
 def job_text(ctx: Context, job_id: str) -> str:
     """Return a job as JSON, based on the ledger and this process's last poll. Raises NotFound."""
+    from gpuwarden.interfaces.results.overview import job_line
+    from gpuwarden.lifecycle.monitoring.overview import line_of
+    from gpuwarden.lifecycle.records import read_job
+
     body = job_line(line_of(ctx, read_job(ctx.ledger, job_id))).model_dump(mode="json", exclude_none=True)
     return json.dumps(scrubbed(body, ctx.hidden(body)), ensure_ascii=False)
 
@@ -74,6 +75,8 @@ class LiveJobs:
         self._levels: dict[Connection, LoggingLevel] = {}
         self._changed: set[str] = set()
         self._channels: set[Connection] = set()
+        self._after: int | None = None
+        """Number of the last event before the first subscription or `run`; None before both."""
 
     def changed(self, job_id: str) -> None:
         """Record that a job has changed outside the ledger, for example because a new metric value has arrived."""
@@ -87,6 +90,7 @@ class LiveJobs:
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
         """Add a stream. Return a function that removes it."""
+        self._start()
         key = object()
         self._listeners[key] = listener
 
@@ -103,7 +107,7 @@ class LiveJobs:
 
     async def run(self) -> None:
         """Notify clients of changes until this task is canceled."""
-        after = self.ctx.ledger.last_seq()
+        after = self._start()
         while True:
             await anyio.sleep(EVERY_S)  # other processes write in real time, regardless of a rehearsal's clock
             try:
@@ -111,8 +115,17 @@ class LiveJobs:
             except WardenError as error:  # the ledger is temporarily unreadable
                 logger.warning("%s", line(error.message, 300))
 
+    def _start(self) -> int:
+        """Return the number of the event after which changes are reported: the last one when this is first called."""
+        if self._after is None:
+            self._after = self.ctx.ledger.last_seq()
+        return self._after
+
     async def round(self, after: int) -> int:
         """Notify clients of the events after event number `after`. Return the number of the last event."""
+        from gpuwarden.ledger.events import AlertRaised
+        from gpuwarden.lifecycle.notify import Alert
+
         events = self.ctx.ledger.events(after=after, limit=1_000)
         changed = self._changed | {job for event in events if (job := self._job_of(event.subject))}
         self._changed = set()
@@ -153,6 +166,7 @@ class LiveJobs:
             self._forget(connection)
 
     async def _subscribe(self, ctx: ServerRequestContext[Any, Any], params: SubscribeRequestParams) -> EmptyResult:
+        self._start()
         uris = self._subscribed.setdefault(self._connection(ctx), set())
         if len(str(params.uri)) > MAX_URI or len(uris) >= MAX_SUBSCRIPTIONS:
             raise MCPError(code=INVALID_PARAMS, message=f"a client can have at most {MAX_SUBSCRIPTIONS} subscriptions")

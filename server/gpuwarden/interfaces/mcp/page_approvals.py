@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 from mcp.server.mcpserver import Context as ClientContext
@@ -31,10 +31,9 @@ from gpuwarden.core.guidance import Action, read_steps
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.mcp.tools.base import edited
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.budgets import spending_approved
-from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
-from gpuwarden.lifecycle.records import read_teardown, receipt_used
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 TOOLS: Final = frozenset({"submit_job", "teardown_request"})
 KEY: Final = "page"
@@ -66,6 +65,9 @@ class Question:
 
     def waits(self, ctx: Context) -> bool:
         """Return whether the request is still undecided, according to the ledger."""
+        from gpuwarden.lifecycle.leases.budgets import spending_approved
+        from gpuwarden.lifecycle.records import read_teardown, receipt_used
+
         if self.ticket.startswith("r"):
             return not receipt_used(ctx.ledger, self.ticket) and not spending_approved(ctx, self.ticket)
         record = read_teardown(ctx.ledger, self.ticket)
@@ -115,6 +117,8 @@ class PageApprovals:
 
     def _question(self, result: CallToolResult) -> Question | None:
         """Return the question if a result needs approval on the page, else None."""
+        from gpuwarden.lifecycle.records import read_teardown
+
         body = result.structured_content or {}
         steps = read_steps(body.get("next") or ())
         named = (str(step.parameters.get("ticket", "")) for step in steps if step.action is Action.APPROVE)
@@ -142,6 +146,8 @@ class PageApprovals:
         A call that ends a machine or launches a receipt is repeated, which is safe because an approval can be used only
         once. A check is not repeated, because that would issue another receipt.
         """
+        from gpuwarden.lifecycle.monitoring.wait import MAX_WAIT_S
+
         clock = self._ctx.clock
         until = clock.now() + (MAX_WAIT_S if opened else 0)
         while asked.waits(self._ctx) and clock.now() < until:

@@ -11,8 +11,6 @@ from typing import Any, Literal, TypeAlias
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.data import data_dir
 from gpuwarden.frontmatter import read_front_matter
-from gpuwarden.knowledge.catalog import shipped
-from gpuwarden.notes import Notes, load_notes
 
 Kind: TypeAlias = Literal["references", "profiles", "skills", "notes"]
 
@@ -20,6 +18,9 @@ MAX_BYTES = 1 << 20
 NOTES_URI = "gpuwarden://notes"
 ENTRY_TEMPLATE = "gpuwarden://entries/{id}"
 PROFILE_TEMPLATE = "gpuwarden://profiles/{name}.md"
+TEMPLATES = "gpuwarden://templates/"
+TEMPLATE_URI = f"{TEMPLATES}{{name}}"
+FILLED_URI = f"{TEMPLATE_URI}{{?model,dataset,platform,push}}"
 MARKDOWN = "text/markdown"
 TYPES = {".md": MARKDOWN, ".py": "text/x-python", ".sh": "text/x-shellscript", ".json": "application/json"}
 
@@ -62,6 +63,8 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
     if own_profiles is not None:
         found |= {d.uri: d for d in _read_folder("profiles", own_profiles)}
     if notes_file is not None:
+        from gpuwarden.notes import Notes, load_notes
+
         try:
             notes = load_notes(notes_file)  # rejects apparent secrets
         except BadRequest:
@@ -76,6 +79,8 @@ def documents(own_profiles: Path | None = None, notes_file: Path | None = None) 
 
 def entry_text(key: str) -> str:
     """Return the page section that contains an entry. Raises NotFound."""
+    from gpuwarden.knowledge.catalog import shipped
+
     catalogue = shipped()
     gotcha = catalogue.gotcha(key)
     page = catalogue.pages[gotcha.page]

@@ -7,7 +7,7 @@ the safety rules, because the use cases enforce the rules.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server.auth.middleware.auth_context import get_access_token
@@ -44,9 +44,10 @@ from gpuwarden.interfaces.mcp.tasks import METHODS, Tasks
 from gpuwarden.interfaces.mcp.tools import artifacts, hub, jobs, knowledge, teardown
 from gpuwarden.interfaces.mcp.tools.base import ASK_OUTSIDE, cause, failure
 from gpuwarden.interfaces.mcp.wording import in_calls
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.monitoring.inventory import unsettled
 from gpuwarden.people import acting_as
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 INSTRUCTIONS = (
     "gpuwarden guards metered GPUs. submit_job checks first: on a rented platform it returns a receipt, and launches "
@@ -166,6 +167,8 @@ class WardenServer(MCPServer[Any]):
 
     async def list_resources(self) -> list[Resource]:
         """Return every document with its size, and the jobs that have not ended or may still be billed."""
+        from gpuwarden.lifecycle.monitoring.inventory import unsettled
+
         return [
             Resource(
                 uri=d.uri,

@@ -10,14 +10,19 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from copy import copy
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 from anyio import to_thread
 
 from gpuwarden.core.errors import WardenError
 from gpuwarden.interfaces.mcp.server import WardenServer, make_server
-from gpuwarden.lifecycle.context import Context
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
+
+START_S: Final = 1.0
+"""Time in seconds in which the server answers the client's first requests before it loads most of the package."""
 
 
 class LateContext:
@@ -48,11 +53,16 @@ class LateContext:
         return context
 
     async def opening(self) -> None:
-        """Wait until the context is open. Try to open it once; after that, wait for a client's call to open it."""
+        """Wait until a client's call has opened the context. If none has after `START_S`, try to open it, once."""
+        with anyio.move_on_after(START_S):
+            return await self._wait()
         try:
             self._get()
         except WardenError:
-            await vars(self)["_opened"].wait()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        await vars(self)["_opened"].wait()
 
 
 def serve_stdio(open_context: Callable[[], Context], *, channel: bool = False) -> None:
@@ -77,10 +87,10 @@ async def _serve(open_context: Callable[[], Context], channel: bool) -> Context:
 async def _run_beside(server: WardenServer, late: LateContext) -> None:
     """Wait until the context is open, then watch the jobs and notify the client of their changes."""
     await late.opening()
-    watch = await to_thread.run_sync(_load_watch)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch, server.warden)
         tasks.start_soon(server.live.run)
+        watch = await to_thread.run_sync(_load_watch)
+        tasks.start_soon(watch, server.warden)
 
 
 def _load_watch() -> Callable[[Context], Any]:

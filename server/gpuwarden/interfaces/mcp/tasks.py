@@ -11,7 +11,7 @@ import base64
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.extension import Extension, MethodBinding
@@ -23,7 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gpuwarden.core.guidance import is_fan_out
 from gpuwarden.core.models import Until
 from gpuwarden.core.states import TERMINAL_JOBS
-from gpuwarden.lifecycle.context import Context
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
 REVISION: Final = "2026-07-28"

@@ -17,14 +17,14 @@ from pydantic import (
 from gpuwarden.core.errors import Refused, WardenError
 from gpuwarden.core.guidance import NextStep, for_job
 from gpuwarden.core.models import Verb
-from gpuwarden.core.rules import Finding
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.core.states import Lease
-from gpuwarden.lifecycle.records import LeaseRecord
-from gpuwarden.policy_record import Notice
 
 if TYPE_CHECKING:
+    from gpuwarden.core.rules import Finding
     from gpuwarden.lifecycle.execution.situation import TeardownPlan
+    from gpuwarden.lifecycle.records import LeaseRecord
+    from gpuwarden.policy_record import Notice
 
 SHOWN = 20
 """Maximum number of entries in each list of a reply; longer lists would fill up a model's context."""

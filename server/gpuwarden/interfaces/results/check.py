@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from gpuwarden.core.models import Observation
 from gpuwarden.core.sanitize import fence, line, named, quoted, redact
 from gpuwarden.core.states import TERMINAL_JOBS, Job
 from gpuwarden.interfaces.results.base import (
@@ -20,11 +19,12 @@ from gpuwarden.interfaces.results.base import (
 from gpuwarden.interfaces.results.cells import FanOutReply
 from gpuwarden.interfaces.results.decisions import CheckOutcomeReply, outcome_reply
 from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
-from gpuwarden.knowledge import Diagnosis
-from gpuwarden.lifecycle.artifacts.ladder import StageState
-from gpuwarden.lifecycle.monitoring.check import CheckedJob, SignaledJob
-from gpuwarden.lifecycle.posted import posted_text
-from gpuwarden.lifecycle.records import LeaseRecord
+
+if TYPE_CHECKING:
+    from gpuwarden.core.models import Observation
+    from gpuwarden.knowledge import Diagnosis
+    from gpuwarden.lifecycle.monitoring.check import CheckedJob, SignaledJob
+    from gpuwarden.lifecycle.records import LeaseRecord
 
 FOREIGN = frozenset({"why", "queue", "nodes", "resources"})
 """Allocation fields that contain text from outside gpuwarden."""
@@ -109,6 +109,9 @@ class CheckReply(WarnedReply):
 
 def checked(result: CheckedJob, values: tuple[str, ...] = ()) -> CheckReply:
     """Return the reply to check_job. `values` are secrets that the log may contain."""
+    from gpuwarden.lifecycle.artifacts.ladder import StageState
+    from gpuwarden.lifecycle.posted import posted_text
+
     job, seen = result.job, result.observation
     log = result.log.text if result.log else ""
     # If a running job has lost its supervisor, only the latest poll shows this, not the job's last transition.

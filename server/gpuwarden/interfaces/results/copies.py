@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, Field
 
@@ -13,7 +13,9 @@ from gpuwarden.core.models import CheckpointEvidence, FileEvidence, Report, Verd
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import SHOWN, Result
-from gpuwarden.lifecycle.artifacts.pull import PullResult
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.artifacts.pull import PullResult
 
 
 class PullReply(Result):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.sanitize import line
-from gpuwarden.knowledge.decisions import DecisionList
-from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
+
+if TYPE_CHECKING:
+    from gpuwarden.knowledge.decisions import DecisionList
+    from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 
 
 class OutcomeReply(BaseModel):

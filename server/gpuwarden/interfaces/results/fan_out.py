@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpuwarden.core.cell_states import CellState
 from gpuwarden.core.guidance import Action, approval, do
@@ -14,10 +14,12 @@ from gpuwarden.interfaces.results.cells import CellReply, FanOutReply, SpreadRep
 from gpuwarden.interfaces.results.check import CheckReply
 from gpuwarden.interfaces.results.submission import SubmitReply
 from gpuwarden.lifecycle.fan_out.holds import Held, Hold
-from gpuwarden.lifecycle.fan_out.launching import FanOutResult
-from gpuwarden.lifecycle.fan_out.limits import LimitIncrease
-from gpuwarden.lifecycle.fan_out.records import FanOutStatus
 from gpuwarden.lifecycle.fan_out.summary import spreads
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.fan_out.launching import FanOutResult
+    from gpuwarden.lifecycle.fan_out.limits import LimitIncrease
+    from gpuwarden.lifecycle.fan_out.records import FanOutStatus
 
 _OPEN: Final = frozenset({CellState.WAITING, CellState.RUNNING, CellState.VERIFIED})
 

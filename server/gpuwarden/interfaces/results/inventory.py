@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
-from gpuwarden.core.deadlines import Deadline, Funds
 from gpuwarden.core.guidance import steps
 from gpuwarden.core.models import Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import named, quoted
 from gpuwarden.interfaces.results.base import WarnedReply
 from gpuwarden.interfaces.results.offers import OfferReply
-from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
+
+if TYPE_CHECKING:
+    from gpuwarden.core.deadlines import Deadline, Funds
+    from gpuwarden.lifecycle.monitoring.inventory import Inventory, Row
 
 
 class ClockReply(BaseModel):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.models import Unknown
+from gpuwarden.core.models import Capacity, Unknown
 from gpuwarden.core.plural import counted
 from gpuwarden.core.sanitize import quoted
 from gpuwarden.interfaces.results.base import Result
-from gpuwarden.lifecycle.offers import Capacity, Offer
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.offers import Offer
 
 
 class OfferReply(BaseModel):

@@ -11,11 +11,6 @@ from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, page_uri
 from gpuwarden.interfaces.results import Result
 from gpuwarden.interfaces.results.decisions import DecisionReply, decision_reply
 from gpuwarden.interfaces.results.version_skew import SkewReply, skew_reply
-from gpuwarden.knowledge import search, shipped
-from gpuwarden.knowledge.decisions import for_entries, for_words
-from gpuwarden.knowledge.failure import Reading
-from gpuwarden.knowledge.search import both_ends, nothing_failed
-from gpuwarden.knowledge.version_skew import explain
 
 MAX_HITS = 10
 FEW = 3
@@ -67,6 +62,8 @@ class SearchReply(Result):
 
 def entry(key: str) -> EntryReply | None:
     """Return the entry with the given id or URI; None if the entry does not exist."""
+    from gpuwarden.knowledge import shipped
+
     catalogue = shipped()
     found = catalogue.gotchas.get(key.strip().upper().removeprefix(ENTRY_TEMPLATE.format(id="").upper()))
     if found is None:
@@ -87,6 +84,12 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
 
     Raises BadRequest for an empty query or a limit out of range.
     """
+    from gpuwarden.knowledge import search, shipped
+    from gpuwarden.knowledge.decisions import for_entries, for_words
+    from gpuwarden.knowledge.failure import Reading
+    from gpuwarden.knowledge.search import both_ends, nothing_failed
+    from gpuwarden.knowledge.version_skew import explain
+
     if not query.strip():
         raise BadRequest("the query is empty", "Describe a symptom in any words, or pass an entry's id or log lines.")
     if not 1 <= limit <= MAX_HITS:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from gpuwarden.core.guidance import Action, do
 from gpuwarden.core.sanitize import fence, named, quoted
 from gpuwarden.interfaces.results.base import SHOWN, Result
-from gpuwarden.lifecycle.submission.rehearsing import Rehearsal
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.submission.rehearsing import Rehearsal
 
 LOG = 1_500
 

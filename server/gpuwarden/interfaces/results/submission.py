@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.guidance import Action, approval, do, steps
@@ -13,7 +15,9 @@ from gpuwarden.core.states import Job
 from gpuwarden.interfaces.results.base import FindingReply, WarnedReply, findings
 from gpuwarden.interfaces.results.cells import FanOutReply
 from gpuwarden.interfaces.results.rehearsal import rehearsed
-from gpuwarden.lifecycle.submission.submit import Submission
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.submission.submit import Submission
 
 
 class ChoiceReply(BaseModel):

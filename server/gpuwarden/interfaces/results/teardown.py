@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from gpuwarden.core.guidance import Hint, steps
@@ -15,7 +17,9 @@ from gpuwarden.interfaces.results.base import (
     findings,
     meter_of,
 )
-from gpuwarden.lifecycle.teardown.gate import TeardownView
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.teardown.gate import TeardownView
 
 _CODES: dict[str, str] = {
     Teardown.BLOCKED: "blocked",

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, Field
 
 from gpuwarden.core.models import JobSpec
 from gpuwarden.core.plural import counted
-from gpuwarden.core.repos import Repo
 from gpuwarden.core.sanitize import fence, line, named, quoted
+from gpuwarden.interfaces.mcp.resources import TEMPLATE_URI
 from gpuwarden.interfaces.results.base import Result
-from gpuwarden.lifecycle.templates.convert import Conversion
-from gpuwarden.lifecycle.templates.fill import FilledTemplate
 from gpuwarden.static_analysis.bundle import FOLDER
 from gpuwarden.static_analysis.shipped_trainers import ALIASES, Trainer, trainer, trainer_names
 
-TEMPLATES: Final = "gpuwarden://templates/"
-TEMPLATE_URI: Final = f"{TEMPLATES}{{name}}"
-FILLED_URI: Final = f"{TEMPLATE_URI}{{?model,dataset,platform,push}}"
+if TYPE_CHECKING:
+    from gpuwarden.core.repos import Repo
+    from gpuwarden.lifecycle.templates.convert import Conversion
+    from gpuwarden.lifecycle.templates.fill import FilledTemplate
+
 ROW: Final = 600
 
 

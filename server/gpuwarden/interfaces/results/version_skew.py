@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import BaseModel
 
 from gpuwarden.core.sanitize import line
-from gpuwarden.knowledge.version_skew import Change, Skew
+
+if TYPE_CHECKING:
+    from gpuwarden.knowledge.version_skew import Skew
 
 
 class SkewReply(BaseModel):
@@ -36,6 +40,8 @@ def skew_reply(skew: Skew | None) -> SkewReply | None:
 
 def sentence_of(reply: SkewReply) -> str:
     """Return a version skew as one sentence for a terminal."""
+    from gpuwarden.knowledge.version_skew import Change
+
     facts = {
         Change.REMOVED: f"exists up to {reply.package} {reply.until}, not in {reply.gone_in}",
         Change.ADDED: f"is available since {reply.package} {reply.since}",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuwarden.core.errors import WardenError
-from gpuwarden.core.models import Resources
+from gpuwarden.core.models import Capacity, Resources
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.offers import Capacity, ask_offer
+from gpuwarden.lifecycle.offers import ask_offer
 from gpuwarden.lifecycle.submission.estimating import estimate
 
 SPARE: Final = 1.3

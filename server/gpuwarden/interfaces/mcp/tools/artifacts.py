@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context as ClientContext
@@ -12,18 +12,18 @@ from pydantic import Field
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.models import Level, Report, Where
-from gpuwarden.hub.files import SCHEME
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import WRITE, JobId, answer
 from gpuwarden.interfaces.mcp.tools.progress import Note, reporting
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.records import read_job
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 LOOK_S, LOOK_BYTES, LOOK_ENTRIES = 600.0, 1 << 40, 20_000
 """Limits for verifying one path: seconds, bytes and folder entries."""
 
 
-def add(server: MCPServer[Any], ctx: Context) -> None:
+def add(server: MCPServer[Any], ctx: "Context") -> None:
     """Add the tools to a server."""
 
     @server.tool(annotations=WRITE)
@@ -59,6 +59,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         from gpuwarden.checkpoints.budget import Budget, ByteCount
         from gpuwarden.lifecycle.artifacts.verify import verify
         from gpuwarden.lifecycle.execution.situation import following_of
+        from gpuwarden.lifecycle.records import read_job
 
         if (job_id is None) == (path is None):
             raise BadRequest("give exactly one of job_id and path", "Omit the other.")
@@ -77,12 +78,14 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         return answer(ctx, results.verified(report, following_of(ctx, what)))
 
 
-def _address(ctx: Context, what: str) -> str:
+def _address(ctx: "Context", what: str) -> str:
     """Return a Hub address unchanged, and anything else as a path on this machine.
 
     Over HTTP, only paths below the working directory and pulled copies are allowed, because the report lists files, and
     a token with the `read` scope does not imply an account on this machine.
     """
+    from gpuwarden.hub.files import SCHEME
+
     if what.startswith(SCHEME):
         return what
     path = _usable(what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.shared.exceptions import MCPError
@@ -16,8 +16,9 @@ from gpuwarden.core.inputs import bad_arguments
 from gpuwarden.core.sanitize import scrubbed
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results import Result, error_reply, warned, worded
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.auto_teardown import notices
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 ASK_OUTSIDE: Final = "Ask the user to run gpuwarden approve with the ticket, outside this client."
 READ: Final = ToolAnnotations(read_only_hint=True, open_world_hint=True)
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 def answer(ctx: Context, reply: Result, secrets: tuple[str, ...] = ()) -> CallToolResult:
     """Return a reply as short text and as structured content, without tokens or the user's secrets."""
+    from gpuwarden.lifecycle.leases.auto_teardown import notices
+
     reply = worded(warned(reply, notices(ctx), in_calls), in_calls)
     full = _structured(reply)
     values = ctx.hidden(full, secrets)

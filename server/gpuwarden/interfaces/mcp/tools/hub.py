@@ -1,7 +1,7 @@
 """Tools for the Hugging Face Hub: hub_repo_details and dataset_search."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
@@ -10,10 +10,12 @@ from pydantic import Field
 from gpuwarden.core.repos import Operation, RepoType, Sort
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import READ, answer
-from gpuwarden.lifecycle.context import Context
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 
-def add(server: MCPServer[Any], ctx: Context) -> None:
+def add(server: MCPServer[Any], ctx: "Context") -> None:
     """Add the tools to a server."""
 
     @server.tool(annotations=READ)

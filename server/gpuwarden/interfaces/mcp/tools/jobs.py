@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context as ClientContext
 from mcp.server.mcpserver import MCPServer
@@ -16,13 +16,14 @@ from gpuwarden.core.inputs import build
 from gpuwarden.core.models import JobSpec, Resources, Until, Verb
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.cards import with_card
+from gpuwarden.interfaces.mcp.resources import TEMPLATES
 from gpuwarden.interfaces.mcp.tools.base import ENDS, READ, WRITE, JobId, answer
-from gpuwarden.interfaces.results.templates import TEMPLATES
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.static_analysis.shipped_trainers import trainer
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 
-def add(server: MCPServer[Any], ctx: Context) -> None:
+def add(server: MCPServer[Any], ctx: "Context") -> None:
     """Add the tools to a server."""
     _add_submit(server, ctx)
 
@@ -88,7 +89,7 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         return await with_card(client, answer(ctx, reply), ctx, reply)
 
 
-def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
+def _add_submit(server: MCPServer[Any], ctx: "Context") -> None:
     @server.tool(annotations=WRITE)
     async def submit_job(
         platform: Annotated[
@@ -150,6 +151,8 @@ def _add_submit(server: MCPServer[Any], ctx: Context) -> None:
             raise BadRequest("platform is missing", "Name a platform, or launch with only a receipt.")
         file = ""
         if script is not None and script.startswith(TEMPLATES):
+            from gpuwarden.static_analysis.shipped_trainers import trainer
+
             given["script"] = trainer(script.removeprefix(TEMPLATES)).text
         elif script is not None and script.endswith(".py") and "\n" not in script:
             given["script"], file = script_file(ctx.cwd or Path.cwd(), script), script

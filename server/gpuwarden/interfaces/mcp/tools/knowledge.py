@@ -1,7 +1,7 @@
 """Register the tool search_references, the resource templates and the prompts."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 from mcp.server.mcpserver import MCPServer
@@ -11,21 +11,19 @@ from pydantic import Field
 
 from gpuwarden.core.errors import NotFound, WardenError
 from gpuwarden.core.sanitize import line
-from gpuwarden.hub.client import HubConfig
 from gpuwarden.interfaces.mcp import prompts
 from gpuwarden.interfaces.mcp.live import JOB_TEMPLATE, job_text
-from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, MARKDOWN, PROFILE_TEMPLATE, entry_text
+from gpuwarden.interfaces.mcp.resources import ENTRY_TEMPLATE, FILLED_URI, MARKDOWN, PROFILE_TEMPLATE, entry_text
 from gpuwarden.interfaces.mcp.tools.base import LOOK, answer
 from gpuwarden.interfaces.mcp.wording import in_calls
 from gpuwarden.interfaces.results import worded
 from gpuwarden.interfaces.results.references import LEAD, SearchReply, look_up
-from gpuwarden.interfaces.results.templates import FILLED_URI, filled_page, filled_reply, template_page
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.templates.fill import TemplateRequest, fill
-from gpuwarden.static_analysis.shipped_trainers import trainer
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
 
 
-def add(server: MCPServer[Any], ctx: Context) -> None:
+def add(server: MCPServer[Any], ctx: "Context") -> None:
     """Add the tool, the resource templates and the prompts to a server."""
 
     @server.tool(annotations=LOOK)
@@ -63,6 +61,11 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
     @server.resource(FILLED_URI, name="template", title="One training template", mime_type=MARKDOWN)
     async def template(name: str, model: str = "", dataset: str = "", platform: str = "", push: str = "") -> str:
         """Return a bundled training script or, for a model and a dataset on the Hub, the matching arguments."""
+        from gpuwarden.hub.client import HubConfig
+        from gpuwarden.interfaces.results.templates import filled_page, filled_reply, template_page
+        from gpuwarden.lifecycle.templates.fill import TemplateRequest, fill
+        from gpuwarden.static_analysis.shipped_trainers import trainer
+
         try:
             if not (model or dataset):
                 return template_page(await anyio.to_thread.run_sync(trainer, name))

@@ -1,7 +1,7 @@
 """The tool teardown_request, and the question that it may ask the user in the client."""
 
 # No `from __future__ import annotations` here: the SDK evaluates the annotations of tools defined in a function.
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
@@ -17,10 +17,12 @@ from gpuwarden.core.sanitize import line
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.mcp.tools.base import ENDS, JobId, answer
-from gpuwarden.ledger.events import ApprovalDeclined, ApprovalUnanswered
-from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed, request
-from gpuwarden.lifecycle.teardown.orders import hold_machine
+
+if TYPE_CHECKING:
+    from gpuwarden.lifecycle.context import Context
+    from gpuwarden.lifecycle.teardown.gate import TeardownView
+else:
+    TeardownView = Any  # the SDK evaluates annotations; importing the gate would double the server's start time
 
 CHANNEL: Final = "elicitation"
 
@@ -39,19 +41,23 @@ class NotAsked(BaseModel):
     """Returned instead of a form if the user is not asked."""
 
 
-def add(server: MCPServer[Any], ctx: Context) -> None:
+def add(server: MCPServer[Any], ctx: "Context") -> None:
     """Add the tool to a server."""
 
     async def look(job_id: str, verb: Verb) -> TeardownView:
         """Return the current request. It is resolved once per call, so that the user approves the facts that were
         shown.
         """
+        from gpuwarden.lifecycle.teardown.gate import request
+
         return await request(ctx, job_id, verb)
 
     async def ask_user(
         view: Annotated[TeardownView, Resolve(look)], client: ClientContext[Any, Any]
     ) -> Elicit[ApprovalForm] | NotAsked:
         """Ask the user in the client if the client supports forms and every proof is present."""
+        from gpuwarden.ledger.events import ApprovalDeclined, ApprovalUnanswered
+
         asks = view.record.state is Teardown.AWAITING_HUMAN and view.complete
         declared = client.client_capabilities.elicitation if client.client_capabilities else None
         # A client that declares support only for URLs does not show forms.
@@ -78,6 +84,10 @@ def add(server: MCPServer[Any], ctx: Context) -> None:
         """Request to stop or terminate a job's machine. Refused until its outputs are pulled and proven; then the user
         approves with `gpuwarden approve`. No argument approves it. Call again for progress.
         """
+        from gpuwarden.ledger.events import ApprovalDeclined, ApprovalUnanswered
+        from gpuwarden.lifecycle.teardown.gate import approve, proceed
+        from gpuwarden.lifecycle.teardown.orders import hold_machine
+
         form = elicited.data if isinstance(elicited, AcceptedElicitation) else None
         choice = form.approve if isinstance(form, ApprovalForm) else None
         if choice:
