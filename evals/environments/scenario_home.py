@@ -83,7 +83,7 @@ class Home:
         self.pass_time(0)
         self._write_policy()
         self._write_profiles()
-        self._console = JsonProcess([*GPUWARDEN, "rehearse-world"], self._base_env(), self.project)
+        self._console = JsonProcess([*GPUWARDEN, "rehearse-cloud"], self._base_env(), self.project)
         try:
             for name, platform in self.scenario.platforms.items():
                 price = platform["usd_per_hour"]

@@ -67,7 +67,7 @@ class Config:
         return self.standing.own
 
     @property
-    def in_force(self) -> ActivePolicy:
+    def active_policy(self) -> ActivePolicy:
         """Return the active policy."""
         return ActivePolicy(self.policy, self.digest, self.notices, self.policy_file)
 
@@ -131,7 +131,7 @@ def policy_reader(config: Config, env: Mapping[str, str]) -> Callable[[], Active
     def read() -> ActivePolicy:
         nonlocal config
         config = load_config(env, config)
-        return config.in_force
+        return config.active_policy
 
     return read
 

@@ -25,8 +25,8 @@ from gpuwarden.core.errors import BadReply, BadRequest, Conflict, NotFound, NotS
 from gpuwarden.core.models import Artifact, JobSpec, Known, Place, StopResult
 from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import Job
-from gpuwarden.remote.runner import keep
-from gpuwarden.remote.runner.keeper import ArtifactUploader
+from gpuwarden.remote.runner import upload_process
+from gpuwarden.remote.runner.uploader import ArtifactUploader
 from gpuwarden.remote.sky.client import SkyClient
 from gpuwarden.remote.sky.rows import Done, ManagedJob, ManagedQueue
 from sky_kit import NOW, FarManaged, ManagedEngine, SkyServer, sky_env
@@ -302,8 +302,8 @@ def test_a_recovered_jobs_uploader_expects_earlier_uploads(tmp_path: Path, monke
     pipe = io.BytesIO()
     process = SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: 7))
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **how: process)
-    monkeypatch.setattr(keep, "write_all", lambda fd, data: pipe.write(data))
-    assert keep.start_uploader(str(tmp_path), sent["spec"], sent, {}, "") is process
+    monkeypatch.setattr(upload_process, "write_all", lambda fd, data: pipe.write(data))
+    assert upload_process.start_uploader(str(tmp_path), sent["spec"], sent, {}, "") is process
     order = json.loads(pipe.getvalue())
     assert order["recovers"] and len(ArtifactUploader(str(tmp_path), order).first) == 8
 

@@ -19,7 +19,7 @@ from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
 from gpuwarden.lifecycle.artifacts import store_contents
 from gpuwarden.lifecycle.artifacts.pull import PullResult
 from gpuwarden.lifecycle.artifacts.seal_keys import job_key
-from gpuwarden.remote.runner.keep_report import keep_key, sign_report
+from gpuwarden.remote.runner.store_report import report_key, sign_report
 from pretend_machines import Processes
 from self_stop_kit import SelfStopHouse
 from store_kit import BUCKET
@@ -112,7 +112,7 @@ class Kit(SelfStopHouse):
 
     def lists(self, job: str, body: dict[str, Any], *, signed: bool = True) -> None:
         body = (
-            sign_report({k: v for k, v in body.items() if k != "mac"}, keep_key(job_key(self.ctx, job)))
+            sign_report({k: v for k, v in body.items() if k != "mac"}, report_key(job_key(self.ctx, job)))
             if signed
             else body
         )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from counting import lines_run
 from gpuwarden.interfaces.results import references
-from gpuwarden.knowledge import shipped, words
+from gpuwarden.knowledge import decisions, shipped, words
 from gpuwarden.knowledge.failure import Reading
 from gpuwarden.knowledge.search import MAX_LINES, MAX_QUERY, both_ends, search
 from gpuwarden.knowledge.words import Speller
@@ -112,7 +112,7 @@ def test_the_beginning_and_the_end_of_many_lines_are_read() -> None:
 
 def test_look_up_reads_a_bounded_part_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(references, "for_words", lambda text: seen.append(len(text)))
+    monkeypatch.setattr(decisions, "for_words", lambda text: seen.append(len(text)))
     references.look_up("x" * 4_000_000)
     assert seen and max(seen) <= MAX_QUERY + 1
 

@@ -58,7 +58,7 @@ async def test_a_proven_machine_ends_after_a_notice_and_its_grace(ending_house: 
     ordered = ending_house.ctx.ledger.last(f"job/{job}", AutoTeardownOrdered)
     assert ordered is not None and (ordered.data.through, ordered.data.policy) == (
         "policy",
-        ending_house.ctx.in_force.digest,
+        ending_house.ctx.active_policy.digest,
     )
     raised_kinds = await ending_house.watched(9)
     assert raised_kinds.count("ending_soon") == 1 and ending_house.bills(), "the grace has not passed"
@@ -294,7 +294,7 @@ async def test_an_undeclared_file_keeps_the_machine(ending_house: Ordered) -> No
 async def test_an_output_moved_to_an_undeclared_folder_keeps_the_machine(ending_house: Ordered) -> None:
     job = await ending_house.ended(saved=False)
     ending_house.backend.write(ending_house.handle(job), "model.safetensors", b"weights", "out-final")
-    await ending_house.watcher.keeper.round()
+    await ending_house.watcher.copier.round()
     await ending_house.watched(60)
     assert ending_house.bills()
 
@@ -468,7 +468,7 @@ def test_an_environment_variable_never_sets_an_order(tmp_path: Path) -> None:
 @pytest.mark.attack("agent", "names another policy file that orders the end")
 async def test_an_unrecorded_policy_orders_nothing(ending_house: Ordered) -> None:
     notice = Notice("other_policy", "/tmp/theirs.toml", "/home/me/policy.toml")
-    doubted = replace(ending_house.ctx.in_force, notices=(notice,))
+    doubted = replace(ending_house.ctx.active_policy, notices=(notice,))
     ending_house.ctx.source = lambda: doubted
     assert order_for(ending_house.ctx, "r1") is None
 
@@ -515,33 +515,33 @@ async def test_an_order_approves_no_other_facts(ending_house: Ordered, wording: 
 
 async def test_a_successful_job_is_copied_before_any_request(ending_house: Ordered) -> None:
     job = await ending_house.ended()
-    await ending_house.watcher.keeper.round()
+    await ending_house.watcher.copier.round()
     assert (ending_house.ctx.home / "artifacts" / job / "out" / "model").read_bytes() == b"weights"
-    assert ending_house.watcher.keeper.trouble == {}
+    assert ending_house.watcher.copier.trouble == {}
 
 
 async def test_a_copy_that_is_being_verified_is_not_verified_twice(ending_house: Ordered) -> None:
     job = await ending_house.ended()
-    ctx, keeper = ending_house.ctx, ending_house.watcher.keeper
+    ctx, copier = ending_house.ctx, ending_house.watcher.copier
     await pull(ctx, job)
     held = ctx.ledger.lock(f"verify-{job}")  # as `verify_job` holds it in another process
     assert held is not None
-    await keeper.round()
-    assert copy_state(ctx, job) is Copy.UNVERIFIED and keeper.trouble == {}
+    await copier.round()
+    assert copy_state(ctx, job) is Copy.UNVERIFIED and copier.trouble == {}
     held.release()
     ending_house.clock.advance(60)
-    await keeper.round()
+    await copier.round()
     assert copy_state(ctx, job) is not Copy.UNVERIFIED
 
 
 async def test_outputs_above_the_disk_limit_are_not_copied_but_reported(tmp_path: Path, processes: Processes) -> None:
     house = Ordered(tmp_path / "home", processes, background_gb=0.000_000_001)
     job = await house.ended()
-    await house.watcher.keeper.round()
-    assert "background_gb" in house.watcher.keeper.trouble[job]
+    await house.watcher.copier.round()
+    assert "background_gb" in house.watcher.copier.trouble[job]
     assert not (house.ctx.home / "artifacts" / job).exists()
     house.ctx.policy = WEALTHY.model_copy(update={"teardown": TeardownPolicy(background_gb=0)})
-    await house.watcher.keeper.round()
+    await house.watcher.copier.round()
     assert not (house.ctx.home / "artifacts" / job).exists(), "0 copies nothing"
 
 
@@ -559,8 +559,8 @@ async def test_a_failing_copy_is_retried_with_backoff(ending_house: Ordered) -> 
     with patch.object(PretendBackend, "list_files", counted):
         for _ in range(60):
             ending_house.clock.advance(60)
-            await ending_house.watcher.keeper.round()
-    assert 4 <= asked <= 8 and job in ending_house.watcher.keeper.trouble
+            await ending_house.watcher.copier.round()
+    assert 4 <= asked <= 8 and job in ending_house.watcher.copier.trouble
 
 
 # -------------------------------------------------------------------------------------------- waiting for the user

@@ -59,7 +59,7 @@ async def test_a_full_local_disk_delays_the_copy_and_the_teardown(
     raised_kinds = []
     for _ in range(40):
         house.clock.advance(60)
-        await house.watcher.keeper.round()
+        await house.watcher.copier.round()
         raised_kinds += await house.watched(1)
     assert "ending_soon" in raised_kinds and not house.bills()
     assert (home / "artifacts" / job / "out" / "model.safetensors").read_bytes() == content
@@ -170,7 +170,7 @@ async def test_an_output_renamed_after_a_copy_is_copied_under_its_new_name(endin
     await ending_house.after(1, job)
     await ending_house.watched(5)
     assert ending_house.bills(), "what was copied before is not what is there"
-    await ending_house.watcher.keeper.round()
+    await ending_house.watcher.copier.round()
     await ending_house.watched(20)
     assert not ending_house.bills()
     assert (ending_house.ctx.home / "artifacts" / job / "out" / "final.safetensors").read_bytes() == weights()
@@ -189,6 +189,6 @@ async def test_an_output_moved_outside_the_declared_paths_keeps_the_machine(endi
     await ending_house.after(1, job)
     await prove(ending_house.ctx, job)
     for _ in range(20):
-        await ending_house.watcher.keeper.round()
+        await ending_house.watcher.copier.round()
         await ending_house.watched(1)
     assert ending_house.bills()

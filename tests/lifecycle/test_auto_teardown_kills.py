@@ -268,7 +268,7 @@ class Night:
         Return whether the machine is still billed.
         """
         before, effect = self.there() if self.bills() else None, self.effect
-        uses: tuple[Callable[[], Any], ...] = (lambda: self.watcher.keeper.round(), lambda: self.watcher.round())
+        uses: tuple[Callable[[], Any], ...] = (lambda: self.watcher.copier.round(), lambda: self.watcher.round())
         for use in uses:
             dies = self.random.randint(0, 25) if mortal and self.random.random() < 0.5 else None
             found = self.do(use, dies=dies)
@@ -404,7 +404,7 @@ class Due:
         self.night = Night(home, 1, phone)
         self.night.begin(lies=False)
         while not phone.notices():
-            self.night.do(self.night.watcher.keeper.round)
+            self.night.do(self.night.watcher.copier.round)
             self.night.do(self.night.watcher.round)
         for _ in range(2 * self.night.policy.teardown.grace_minutes - 1):
             self.night.clock.advance(30)

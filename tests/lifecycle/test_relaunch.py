@@ -302,7 +302,7 @@ async def test_a_canceled_job_is_not_relaunched(house: Allowed) -> None:
 
 async def test_the_watch_makes_the_copy_while_the_job_runs(house: Allowed) -> None:
     job = await house.running()
-    await house.watcher.keeper.round()
+    await house.watcher.copier.round()
     assert house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
     await prove(house.ctx, job)
     house.takes()
@@ -320,17 +320,17 @@ async def test_a_checkpoint_that_is_being_written_is_copied_later(house: Allowed
         return found.model_copy(update={"taken_at": 100.0, "files": large})
 
     with patch.object(house.backend, "_listed", busy):
-        await house.watcher.keeper.round()
-    assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled") and not house.watcher.keeper.trouble
+        await house.watcher.copier.round()
+    assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled") and not house.watcher.copier.trouble
     house.clock.advance(61)
-    await house.watcher.keeper.round()
+    await house.watcher.copier.round()
     assert house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
 
 
 async def test_without_a_budget_a_running_job_is_not_copied(tmp_path: Path, processes: Processes) -> None:
     house = Allowed(tmp_path / "home", processes, budget=None)
     job = await house.running()
-    await house.watcher.keeper.round()
+    await house.watcher.copier.round()
     assert not house.ctx.ledger.events(f"job/{job}", kind="artifacts.pulled")
 
 
@@ -350,7 +350,7 @@ async def test_a_clock_jump_rents_no_extra_machine(house: Allowed, leap: float) 
 STORIES = int(os.environ.get("GPUWARDEN_STORIES", "12"))
 ACTS = st.lists(
     st.sampled_from(
-        ["take", "round", "round", "copy", "prove", "keeper", "sleep", "preempt", "lost", "none", "self_stop"]
+        ["take", "round", "round", "copy", "prove", "copier", "sleep", "preempt", "lost", "none", "self_stop"]
     ),
     max_size=25,
 )
@@ -391,8 +391,8 @@ async def _story(home: Path, processes: Processes, acts: list[str], interruptibl
                 await pull(house.ctx, job)
             elif act == "prove":
                 await prove(house.ctx, job)
-            elif act == "keeper":
-                await house.watcher.keeper.round()
+            elif act == "copier":
+                await house.watcher.copier.round()
             elif act == "preempt":
                 house.cloud.preempt(records(house.cloud)[-1].id)
             elif act == "self_stop":

@@ -75,7 +75,7 @@ async def test_self_stop_is_off_by_default(house: SelfStopHouse) -> None:
 
 
 async def test_a_job_keeps_the_self_stop_policy_of_its_acceptance(house: SelfStopHouse) -> None:
-    job, digest = await house.started(), house.ctx.in_force.digest
+    job, digest = await house.started(), house.ctx.active_policy.digest
     house.ctx.policy = WEALTHY
     assert house.handle(job).place.self_stop_order is not None
     said = house.ctx.ledger.last(f"job/{job}", SelfStopOrdered)
@@ -89,7 +89,7 @@ async def test_self_stop_waits_for_the_automatic_teardown_grace(tmp_path: Path, 
 
 
 async def test_an_unrecorded_policy_allows_no_self_stop(house: SelfStopHouse) -> None:
-    doubted = replace(house.ctx.in_force, notices=(Notice("other_policy", "other.toml", "policy.toml"),))
+    doubted = replace(house.ctx.active_policy, notices=(Notice("other_policy", "other.toml", "policy.toml"),))
     house.ctx.source = lambda: doubted
     from gpuwarden.lifecycle.leases.self_stop import self_stop_for
 
@@ -205,7 +205,7 @@ async def test_automatic_teardown_starts_and_ends_a_self_stopped_machine(ordered
     job = await ordered.asleep()
     for _ in range(24):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert ordered.state() == "gone" and ordered.starts() == 1 and ordered.stops() == 0, "and it is stopped once only"
     assert ordered.backend.launched == [(job, 1)]
@@ -225,7 +225,7 @@ async def test_an_order_that_the_policy_withdraws_ends_nothing(ordered: SelfStop
         ordered.ctx.policy = policy
         for _ in range(24):
             await ordered.round(60)
-            await ordered.watcher.keeper.round()
+            await ordered.watcher.copier.round()
             await prove(ordered.ctx, job)
         assert ordered.state() == state
     ordered.holds()
@@ -260,7 +260,7 @@ async def test_a_start_that_fails_is_tried_again_and_loses_nothing(ordered: Self
     job = await ordered.asleep()
     for _ in range(32):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert ordered.state() == "gone" and ordered.starts() == 3
     ordered.holds()
@@ -273,7 +273,7 @@ async def test_a_copy_that_always_fails_does_not_start_the_machine_every_night(o
     await ordered.asleep()
     for _ in range(24):
         await ordered.round(1800)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         ordered.self_stops()
     assert ordered.starts() == 2 and ordered.state() == "stopped"
 
@@ -312,7 +312,7 @@ async def test_a_local_clock_jump_starts_and_ends_nothing(ordered: SelfStopHouse
     ordered.clock.advance(leap)
     for _ in range(5):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
     assert ordered.state() == "running" and ordered.starts() == ordered.stops() == 0
     assert ordered.backend.launched == [(job, 1)]
 

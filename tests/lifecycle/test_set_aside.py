@@ -158,8 +158,8 @@ async def _logging(house: Allowed, growing: str = "train.log") -> tuple[str, Cal
 async def test_a_log_that_grows_does_not_prevent_a_proof(house: Allowed) -> None:
     job, grow = await _logging(house)
     with _reads(house, "out/train.log", grow):
-        await house.watcher.keeper.round()
-    assert copy_state(house.ctx, job) is Copy.PROVEN and not house.watcher.keeper.trouble
+        await house.watcher.copier.round()
+    assert copy_state(house.ctx, job) is Copy.PROVEN and not house.watcher.copier.trouble
     house.takes()
     await house.rounds()
     assert house.backend.given[-1].keys() == {"out/checkpoint-100.safetensors"}
@@ -184,6 +184,6 @@ async def test_a_copy_without_the_log_does_not_count_after_the_end(house: Allowe
 async def test_another_file_that_grows_makes_the_copy_partial_and_is_named(house: Allowed) -> None:
     job, grow = await _logging(house, "latest")  # DeepSpeed's name for the file that names the checkpoint
     with _reads(house, "out/latest", grow):
-        await house.watcher.keeper.round()
+        await house.watcher.copier.round()
     assert copy_state(house.ctx, job) is Copy.PARTIAL
-    assert "out/latest" in house.watcher.keeper.trouble[job]
+    assert "out/latest" in house.watcher.copier.trouble[job]

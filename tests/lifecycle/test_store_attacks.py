@@ -84,14 +84,14 @@ async def test_a_machine_used_since_the_copy_is_read_again_before_its_end(ordere
     ordered.keeps(job)
     for _ in range(4):
         await ordered.round()
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert ordered.state() == "stopped" and copy_state(ordered.ctx, job) is Copy.PROVEN
     used_from_the_console(ordered, job)
     kinds = []
     for _ in range(40):
         kinds += await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert "came_back" in kinds and ordered.state() == "gone" and ordered.starts() == 2
     assert next((ordered.ctx.home / "artifacts" / job).rglob("late.txt")).read_bytes() == b"merged by hand"
@@ -113,7 +113,7 @@ async def test_a_stopped_machine_is_shown_with_only_its_disk_price(ordered: Kit,
     ordered.keeps(job)
     for _ in range(4):
         await ordered.round()
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     waits = what_waits(ordered.ctx)
     assert [w.kind for w in waits] == ["ordered"] and ordered.state() == "stopped"
@@ -140,7 +140,7 @@ async def test_a_self_stopped_machine_is_started_if_the_store_denies_the_files(
     monkeypatch.setattr(ordered.shelf, "files", denied)
     for _ in range(30):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert ordered.starts() == 1 and ordered.state() == "gone"
     ordered.holds()
@@ -166,13 +166,13 @@ async def test_a_full_local_disk_does_not_stop_a_watch_pulling_from_a_store(
     full = fill(home.parent)
     for _ in range(20):
         kit.clock.advance(120)
-        await kit.watcher.keeper.round()
+        await kit.watcher.copier.round()
         await kit.watcher.round()
-    assert kit.state() == "stopped" and kit.starts() == 0 and kit.watcher.keeper.trouble
+    assert kit.state() == "stopped" and kit.starts() == 0 and kit.watcher.copier.trouble
     full.unlink()
     for _ in range(40):
         await kit.round(120)
-        await kit.watcher.keeper.round()
+        await kit.watcher.copier.round()
         await prove(kit.ctx, job)
     assert kit.state() == "gone"
     assert {f: (home / "artifacts" / job / f).read_bytes() for f in FILES} == FILES
@@ -220,7 +220,7 @@ async def test_impossible_numbers_in_a_list_stop_neither_watch_nor_pull(ordered:
     kit.lists(job, body, signed=signed)
     for _ in range(3):
         await kit.round()
-        await kit.watcher.keeper.round()
+        await kit.watcher.copier.round()
     results.checked(await check(kit.ctx, job))
     with contextlib.suppress(WardenError):
         await pull(kit.ctx, job)
@@ -325,7 +325,7 @@ class StoreNight(Kit):
 
     def look(self, *, mortal: bool) -> None:
         self.clock.advance(self.random.choice((15.0, 60.0, 120.0)))
-        for use in (lambda: self.watcher.keeper.round(), lambda: self.watcher.round()):
+        for use in (lambda: self.watcher.copier.round(), lambda: self.watcher.round()):
             self.do(use, mortal=mortal)
         if self.state() == "gone":
             here = self.ctx.home / "artifacts" / self.job

@@ -79,7 +79,7 @@ async def test_automatic_teardown_ends_a_self_stopped_machine_without_a_start(or
     ordered.keeps(job)
     for _ in range(30):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert ordered.state() == "gone" and ordered.starts() == 0
     assert ordered.ctx.ledger.last(f"job/{job}", ArtifactsPulled) is not None
@@ -275,7 +275,7 @@ async def test_a_watch_starts_the_machine_once_where_the_store_lacks_a_file(orde
     del ordered.shelf.objects[ordered.key(job, MODEL)]
     for _ in range(30):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
         await prove(ordered.ctx, job)
     assert ordered.starts() == 1 and ordered.state() == "gone"
     ordered.holds()
@@ -286,10 +286,10 @@ async def test_a_store_copy_that_fails_to_verify_is_read_once(ordered: Kit, word
     ordered.keeps(job)  # bytes that are not weights
     for _ in range(12):
         await ordered.round(60)
-        await ordered.watcher.keeper.round()
+        await ordered.watcher.copier.round()
     assert ordered.starts() == 0 and ordered.state() == "stopped"
     assert len([key for key, _ in ordered.shelf.reads if key.endswith("model.safetensors")]) == 1
-    wording(ordered.watcher.keeper.trouble[job])
+    wording(ordered.watcher.copier.trouble[job])
 
 
 async def test_a_pull_uses_the_store_if_a_start_would_cost_too_much(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +524,7 @@ class Lost(Kit, Allowed):
     async def turns(self, times: int = 8, *, proves: bool = True) -> None:
         for _ in range(times):
             await self.rounds(1)
-            await self.watcher.keeper.round()
+            await self.watcher.copier.round()
             for job in self.ctx.ledger.subjects("job", Job.PREEMPTED):
                 if proves and copy_state(self.ctx, job.removeprefix("job/")) is not Copy.PROVEN:
                     await prove(self.ctx, job.removeprefix("job/"))
@@ -575,7 +575,7 @@ async def test_a_store_that_never_answers_delays_a_relaunch_for_an_hour_at_most(
     lost.shelf.silent = True
     lost.takes()
     await lost.turns(4)
-    assert lost.rented() == 1 and "silent" in str(lost.watcher.keeper.trouble)
+    assert lost.rented() == 1 and "silent" in str(lost.watcher.copier.trouble)
     steps = (await check(lost.ctx, job)).next_steps
     assert KEEP in str(steps[0].parameters) and steps[1].action is Action.PULL
     lost.clock.advance(3600)

@@ -509,7 +509,7 @@ async def test_outputs_are_copied_between_rounds(house: House, defers: bool, mon
         if leads.count(not defers) == 3:
             ended.set()
 
-    monkeypatch.setattr(house.watcher.keeper, "round", copied)
+    monkeypatch.setattr(house.watcher.copier, "round", copied)
     house.ctx.clock = SystemClock()
     house.watcher.every_s = 0.01
     async with anyio.create_task_group() as tasks:
@@ -529,8 +529,8 @@ async def test_two_processes_never_copy_at_once(house: House, monkeypatch: pytes
     async def second() -> None:
         copied.append("second")
 
-    monkeypatch.setattr(house.watcher.keeper, "round", first)
-    monkeypatch.setattr(other.keeper, "round", second)
+    monkeypatch.setattr(house.watcher.copier, "round", first)
+    monkeypatch.setattr(other.copier, "round", second)
     monkeypatch.setattr(other, "leads", lambda: True)
     await house.watcher.once()
     assert copied == ["first"]
@@ -541,7 +541,7 @@ async def test_two_processes_never_copy_at_once(house: House, monkeypatch: pytes
 async def test_an_error_while_copying_does_not_break_a_timed_round(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.watcher.keeper, "round", Mock(side_effect=KeyError("out/model")))
+    monkeypatch.setattr(house.watcher.copier, "round", Mock(side_effect=KeyError("out/model")))
     monkeypatch.setattr(house.watcher.reports, "round", Mock(side_effect=KeyError("out/model")))
     assert (await house.watcher.once()).trouble.keys() == {"copies", "metrics"}
 

@@ -124,7 +124,7 @@ async def test_variables_never_allow_spending_above_the_file(
     for variable, value in ATTACKS[name](theirs).items():
         monkeypatch.setenv(variable, value)
     ctx = open_context("mcp")
-    assert ctx.policy == before.policy and ctx.in_force.digest == before.digest, "the person's file stays in force"
+    assert ctx.policy == before.policy and ctx.active_policy.digest == before.digest, "the person's file stays in force"
     first = await called(ctx, "submit_job", **JOB)
     assert first["code"] == "approval_required" and first["warnings"], first
     if name not in {"caps", "channel and PIN", "secrets and platforms"}:
@@ -276,11 +276,15 @@ async def test_the_user_accepts_another_policy_file(home: Path, ctx: Context, th
 async def test_the_policy_can_be_shown(home: Path, ctx: Context, theirs: Path) -> None:
     env = {"GPUWARDEN_POLICY": str(theirs)}
     body = json.loads(gpuwarden(home, "policy", "show", "--json", **env).stdout)
-    assert body["file"] == str(home.parent / "policy.toml") and body["digest"] == ctx.in_force.digest and body["since"]
+    assert (
+        body["file"] == str(home.parent / "policy.toml")
+        and body["digest"] == ctx.active_policy.digest
+        and body["since"]
+    )
     assert {"setting": "approval.pin_hash", "value": "set", "origin": "file"} in body["settings"]
     shown = gpuwarden(home, "policy", "show", **env).stdout
     assert "warning" in shown and str(theirs) in shown.replace("\n", "") and "scrypt" not in shown
-    assert ctx.in_force.file in ctx.kept, "it goes to no machine as an input"
+    assert ctx.active_policy.file in ctx.protected_paths, "it goes to no machine as an input"
 
 
 @pytest.mark.slow
@@ -306,19 +310,19 @@ async def test_a_file_is_not_accepted_where_terminals_may_not_approve(
 
 
 async def test_every_approval_records_its_policy(home: Path, ctx: Context) -> None:
-    assert ctx.in_force.digest == digest_of(STRICT.encode())
+    assert ctx.active_policy.digest == digest_of(STRICT.encode())
     assert (await typed(ctx, await spending(ctx), "yes", PIN))[0] == "approved"
     [granted] = ctx.ledger.events(kind="approval.granted")
-    assert granted.body["policy"] == ctx.in_force.digest
+    assert granted.body["policy"] == ctx.active_policy.digest
 
 
 async def test_an_edit_of_the_recorded_file_is_followed(home: Path, ctx: Context) -> None:
-    before, strict = read_record(home), ctx.in_force.digest
+    before, strict = read_record(home), ctx.active_policy.digest
     (home.parent / "policy.toml").write_text(GENEROUS)
     fresh = quick_warden(home)
     after = read_record(home)
     assert before is not None and after is not None and (before.path, fresh.notices) == (after.path, ())
-    assert before.digest == strict != after.digest == fresh.in_force.digest == ctx.in_force.digest
+    assert before.digest == strict != after.digest == fresh.active_policy.digest == ctx.active_policy.digest
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 5, "digest": "", "at": 0}', "\xff"])

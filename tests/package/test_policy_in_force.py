@@ -136,7 +136,9 @@ async def test_a_policy_file_chosen_by_the_user_is_obeyed(home: Path, ctx: Conte
     other = home.parent / "other.toml"
     other.write_text(ASKS)
     write_record(home, Record(path=str(other), digest="", at=1.0, chosen=True))
-    assert (await submit(ctx, SPEC, dry_run=True)).ask and ctx.in_force.file == other and other in ctx.kept
+    assert (
+        (await submit(ctx, SPEC, dry_run=True)).ask and ctx.active_policy.file == other and other in ctx.protected_paths
+    )
     (home / RECORD).write_text("{")
     with pytest.raises(LedgerError):
         await submit(ctx, SPEC, dry_run=True)

@@ -31,10 +31,10 @@ from gpuwarden.lifecycle.artifacts.store_contents import StoreList
 from gpuwarden.lifecycle.artifacts.store_copy import disagreement
 from gpuwarden.remote import s3_store
 from gpuwarden.remote.launch import checker
-from gpuwarden.remote.runner import keeper, parts
-from gpuwarden.remote.runner.keep_clients import Changed, HubBucket, HubStore, S3Store
-from gpuwarden.remote.runner.keep_report import keep_mac
+from gpuwarden.remote.runner import parts, uploader
 from gpuwarden.remote.runner.redact import Redactor
+from gpuwarden.remote.runner.store_clients import Changed, HubBucket, HubStore, S3Store
+from gpuwarden.remote.runner.store_report import report_mac
 from gpuwarden.remote.s3_store import S3Reader
 from real_parts import need
 from runner_kit import call
@@ -247,10 +247,10 @@ async def test_an_invalid_checksum_is_ignored(checksum: str) -> None:
 
 def test_the_uploaders_report_never_contains_a_secret() -> None:
     redactor = Redactor([SECRET])
-    assert keeper.client_error(ValueError(f"Invalid header value b'{SECRET}'"), redactor) == "ValueError"
+    assert uploader.client_error(ValueError(f"Invalid header value b'{SECRET}'"), redactor) == "ValueError"
     for before in range(120, 165):
-        assert SECRET[:6] not in keeper.client_error(OSError("x" * before + SECRET), redactor)
-    assert "pass" not in keeper.client_error(OSError("can't reach http://me:pass@host/x"), redactor)
+        assert SECRET[:6] not in uploader.client_error(OSError("x" * before + SECRET), redactor)
+    assert "pass" not in uploader.client_error(OSError("can't reach http://me:pass@host/x"), redactor)
 
 
 # ------------------------------------------------------------------------------------------------------- the uploader
@@ -338,7 +338,7 @@ def test_an_interrupted_upload_resumes_at_the_next_part(
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
     prefix = f"{folder.parent.name}/t/"
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": prefix, "keys": s3.writer(ADMIN)}
-    first = keeper.ArtifactUploader(str(folder), order)
+    first = uploader.ArtifactUploader(str(folder), order)
     first.final = True
     sent = []
 
@@ -351,7 +351,7 @@ def test_an_interrupted_upload_resumes_at_the_next_part(
     with pytest.raises(ConnectionError):
         first.turn()
     assert not stored(folder, s3)  # a multipart upload isn't an object until it is complete
-    second = keeper.ArtifactUploader(str(folder), order)
+    second = uploader.ArtifactUploader(str(folder), order)
     second.final, more = True, []
     monkeypatch.setattr(second, "pace", more.append)
     assert second.turn() and len(more) == 1  # only the third part
@@ -366,7 +366,7 @@ async def test_uploading_a_new_version_needs_only_write_access(folder: Path, s3:
     where = {"scheme": "s3", "root": BUCKET, "path": folder.parent.name, "kind": "model"}
     prefix = f"{folder.parent.name}/t/"
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": prefix, "keys": s3.writer()}
-    upload = keeper.ArtifactUploader(str(folder), order)
+    upload = uploader.ArtifactUploader(str(folder), order)
     upload.final = True
     address = StoreAddress.parse(f"s3://{BUCKET}/{folder.parent.name}")
     for version in ("", "1", "", "1"):
@@ -408,10 +408,10 @@ def test_a_killed_uploader_is_restarted(folder: Path, s3: S3Server) -> None:
 
 
 def test_a_missing_client_library_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "has_module", lambda python, module: False)
-    monkeypatch.setattr(keeper, "input_closed", lambda seconds: True)
+    monkeypatch.setattr(uploader, "has_module", lambda python, module: False)
+    monkeypatch.setattr(uploader, "input_closed", lambda seconds: True)
     with pytest.raises(SystemExit):
-        keeper.become_client(str(folder), "s3", False)
+        uploader.become_client(str(folder), "s3", False)
     assert "import boto3" in reported(folder)["error"] and "uv" in reported(folder)["error"]
 
 
@@ -432,10 +432,10 @@ def test_the_last_manifest_is_written_once_and_after_the_files(folder: Path, mon
             files = json.loads(manifest)["files"]
             log.append(f"{key} {[row['path'] for row in files]}")
 
-    monkeypatch.setattr(keeper, "open_store", lambda *given: Recorder())
+    monkeypatch.setattr(uploader, "open_store", lambda *given: Recorder())
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
-    upload = keeper.ArtifactUploader(str(folder), order)
+    upload = uploader.ArtifactUploader(str(folder), order)
     assert upload.turn() and not log  # no checkpoint is sealed, and the job is running
     upload.final = True
     assert upload.turn() and upload.turn()
@@ -462,14 +462,16 @@ class Listing:
         self.lists.append(json.loads(manifest))
 
 
-def uploader(folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **more: Any) -> keeper.ArtifactUploader:
+def ended_uploader(
+    folder: Path, shelf: Listing, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> uploader.ArtifactUploader:
     """Return an uploader in this process whose job has ended."""
-    monkeypatch.setattr(keeper, "open_store", lambda *given: shelf)
+    monkeypatch.setattr(uploader, "open_store", lambda *given: shelf)
     status = {"state": "succeeded", "attempt": 2, "exit_code": 0, "why": "", "outputs": ["out"], "started_at": 1.0}
     (folder / "status.json").write_text(json.dumps(status))
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out", "none"], "token": "t", "prefix": "t/", "keys": {}, "key": KEY}
-    made = keeper.ArtifactUploader(str(folder), {**order, "marker": "NO_SUCH=1", **more})
+    made = uploader.ArtifactUploader(str(folder), {**order, "marker": "NO_SUCH=1", **more})
     made.final = True
     return made
 
@@ -483,13 +485,13 @@ def test_the_signed_manifest_contains_the_end_once_every_file_is_stored(
         (out / name).write_text(name)
     (out / "leads_out").symlink_to("/etc/hostname")
     (folder / "work" / "extra.safetensors").write_text("undeclared")
-    upload = uploader(folder, shelf, monkeypatch)
+    upload = ended_uploader(folder, shelf, monkeypatch)
     shelf.refuses = {"t/out/b"}
     assert not upload.turn() and "end" not in shelf.lists[-1], "a file is not there yet"
     shelf.refuses = set()
     assert upload.turn()
     body = shelf.lists[-1]
-    assert body["mac"] == keep_mac(body, KEY) != keep_mac(body | {"taken_at": 0.0}, KEY)
+    assert body["mac"] == report_mac(body, KEY) != report_mac(body | {"taken_at": 0.0}, KEY)
     end = body["end"]
     assert (end["status"]["state"], end["status"]["attempt"], end["outputs"]) == ("succeeded", 2, ["out", "none"])
     assert end["missing"] == ["none"] and [row["path"] for row in end["skipped"]] == ["out/leads_out"]
@@ -506,12 +508,12 @@ def test_a_forged_upload_record_hides_no_file(folder: Path, monkeypatch: pytest.
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
-    assert uploader(folder, shelf, monkeypatch).turn() and shelf.sent == ["t/out/a"]
-    assert uploader(folder, shelf, monkeypatch).turn() and len(shelf.sent) == 1, "an own record is believed"
+    assert ended_uploader(folder, shelf, monkeypatch).turn() and shelf.sent == ["t/out/a"]
+    assert ended_uploader(folder, shelf, monkeypatch).turn() and len(shelf.sent) == 1, "an own record is believed"
     record = json.loads((folder / "keep-sent.json").read_bytes())
     record["files"][0]["sha256"] = "0" * 64
     (folder / "keep-sent.json").write_text(json.dumps(record))
-    assert uploader(folder, shelf, monkeypatch).turn() and len(shelf.sent) == 2
+    assert ended_uploader(folder, shelf, monkeypatch).turn() and len(shelf.sent) == 2
     assert shelf.lists[-1]["files"][0]["sha256"] == hashlib.sha256(b"1").hexdigest()
 
 
@@ -519,7 +521,7 @@ def test_the_last_check_before_a_stop_uploads_late_files(folder: Path, monkeypat
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
-    upload = uploader(folder, shelf, monkeypatch, attempt=2)
+    upload = ended_uploader(folder, shelf, monkeypatch, attempt=2)
     assert upload.turn()
     looks = iter(["", "first", "", "-", "second"])
 
@@ -533,8 +535,8 @@ def test_the_last_check_before_a_stop_uploads_late_files(folder: Path, monkeypat
             (out / f"late-{look}").write_text(look)
             (folder / "keep.look").write_text(look)
 
-    monkeypatch.setattr(keeper.time, "sleep", sleep)
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(uploader.time, "sleep", sleep)
+    monkeypatch.setattr(uploader.time, "monotonic", lambda: 0.0)
     upload.await_self_stop(0.0)
     assert [body["end"]["look"] for body in shelf.lists] == ["", "first", "", "second"]
     assert [key.partition("/out/")[2] for key in shelf.sent] == ["a", "late-first", "late-second"]
@@ -546,13 +548,13 @@ def test_a_final_manifest_is_revoked_despite_failing_commits(folder: Path, monke
     out, shelf, clock = folder / "work" / "out", Listing(), [0.0]
     out.mkdir(parents=True)
     (out / "a").write_text("1")
-    upload = uploader(folder, shelf, monkeypatch, attempt=2)
+    upload = ended_uploader(folder, shelf, monkeypatch, attempt=2)
     assert upload.turn()
     commit, looks = shelf.commit, iter(["1", "-2", "", "", "", "", ""])
 
     def sleep(seconds: float) -> None:
         look = next(looks, None)
-        clock[0] += keeper.GIVE_UP_S / 4
+        clock[0] += uploader.GIVE_UP_S / 4
         if look is None:
             (folder / "status.json").write_text('{"state": "running", "attempt": 3}')
         elif look:
@@ -568,8 +570,8 @@ def test_a_final_manifest_is_revoked_despite_failing_commits(folder: Path, monke
         failures.append(key)
         raise OSError("cut")
 
-    monkeypatch.setattr(keeper.time, "sleep", sleep)
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(uploader.time, "sleep", sleep)
+    monkeypatch.setattr(uploader.time, "monotonic", lambda: clock[0])
     upload.await_self_stop(0.0)
     assert len(failures) >= 4 and [body["end"]["look"] for body in shelf.lists] == ["", "1", ""]
     assert (reported(folder)["look"], reported(folder)["state"]) == ("-2", "done")
@@ -580,7 +582,7 @@ def test_an_outdated_end_is_revoked(folder: Path, monkeypatch: pytest.MonkeyPatc
     out, shelf = folder / "work" / "out", Listing()
     out.mkdir(parents=True)
     (out / "a").write_text("1")
-    upload = uploader(folder, shelf, monkeypatch)
+    upload = ended_uploader(folder, shelf, monkeypatch)
     commit = shelf.commit
 
     def lost(key: str, manifest: bytes) -> None:
@@ -617,7 +619,7 @@ def test_files_saved_during_the_final_upload_are_included_in_the_end(
             (out / "late").write_text("late")
 
     monkeypatch.setattr(shelf, "put", slowly)
-    upload = uploader(folder, shelf, monkeypatch)
+    upload = ended_uploader(folder, shelf, monkeypatch)
     assert not upload.turn() and "end" not in shelf.lists[-1]
     assert upload.turn() and "end" in shelf.lists[-1]
     assert [row["path"] for row in shelf.lists[-1]["files"]] == ["out/a", "out/late"]
@@ -648,9 +650,9 @@ def test_files_are_listed_only_after_they_are_committed(
             held.extend(self.collected)
             assert [f"t/{row['path']}" for row in json.loads(manifest)["files"]] == held
 
-    monkeypatch.setattr(keeper, "open_store", lambda *given: Collecting())
+    monkeypatch.setattr(uploader, "open_store", lambda *given: Collecting())
     where = {"scheme": "hf", "root": "o/r", "path": "", "kind": "model"}
-    upload = keeper.ArtifactUploader(
+    upload = uploader.ArtifactUploader(
         str(folder), {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
     )
     upload.final = True
@@ -677,10 +679,10 @@ def test_only_newly_stored_bytes_count_as_upload_progress(folder: Path, monkeypa
             if key.endswith("b"):
                 raise ConnectionError
 
-    monkeypatch.setattr(keeper, "open_store", lambda *given: Refusing())
+    monkeypatch.setattr(uploader, "open_store", lambda *given: Refusing())
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
-    upload = keeper.ArtifactUploader(str(folder), order)
+    upload = uploader.ArtifactUploader(str(folder), order)
     upload.final, touched = True, []
     for _ in range(4):
         os.utime(lock, (1, 1))
@@ -715,10 +717,10 @@ def test_a_path_that_is_swapped_after_its_listing_is_not_followed(
         def commit(self, key: str, manifest: bytes) -> None:
             assert b"out/b" not in manifest
 
-    monkeypatch.setattr(keeper, "open_store", lambda *given: Swapping())
+    monkeypatch.setattr(uploader, "open_store", lambda *given: Swapping())
     where = {"scheme": "s3", "root": BUCKET, "path": "", "kind": "model"}
     order = {"keep": where, "outputs": ["out"], "token": "t", "prefix": "t/", "keys": {}}
-    upload = keeper.ArtifactUploader(str(folder), order)
+    upload = uploader.ArtifactUploader(str(folder), order)
     upload.final = True
     before = len(os.listdir("/dev/fd"))
     assert not upload.turn() and sent == [b"first"]
@@ -770,12 +772,12 @@ class Saving:
         self.out.mkdir(parents=True)
         self.order = {"keep": {"scheme": "s3", "root": "b"}, "keys": {}, "outputs": ["out"], "prefix": "j/"}
         self.order |= {"token": "j", "attempt": 1, "key": KEY, **order}
-        monkeypatch.setattr(keeper, "open_store", lambda *given: shelf)
+        monkeypatch.setattr(uploader, "open_store", lambda *given: shelf)
         self.restart()
 
     def restart(self) -> None:
         """Start or restart the uploader."""
-        self.upload = keeper.ArtifactUploader(str(self.folder), self.order)
+        self.upload = uploader.ArtifactUploader(str(self.folder), self.order)
 
     def save(self, step: int) -> None:
         rows = []
@@ -920,5 +922,5 @@ def test_a_sandboxed_jobs_python_is_not_run_outside_its_sandbox(folder: Path) ->
     own = folder / "work" / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
-    assert [str(own)] in keeper.pythons(str(folder), "boto3", False)
-    assert keeper.pythons(str(folder), "boto3", True) == [[sys.executable]]
+    assert [str(own)] in uploader.pythons(str(folder), "boto3", False)
+    assert uploader.pythons(str(folder), "boto3", True) == [[sys.executable]]

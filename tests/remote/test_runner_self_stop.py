@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuwarden.remote.runner import self_stop
-from gpuwarden.remote.runner.keep_report import GOES_ON
 from gpuwarden.remote.runner.self_stop import SelfStopper, ask
+from gpuwarden.remote.runner.store_report import GOES_ON
 from runner_kit import call, ended, linux, look, order, sh, until
 from wording import Wording
 

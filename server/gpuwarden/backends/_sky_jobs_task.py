@@ -19,7 +19,7 @@ from gpuwarden.core.models import JobSpec, Place, Resources
 from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.remote import launch
 from gpuwarden.remote.host.interpreter import uv_run
-from gpuwarden.remote.runner.keep_clients import CLIENTS
+from gpuwarden.remote.runner.store_clients import CLIENTS
 from gpuwarden.remote.sky.rows import task
 from gpuwarden.static_analysis.script import start_header
 

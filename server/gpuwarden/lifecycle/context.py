@@ -87,7 +87,7 @@ class Context:
     _providers: dict[str, Provider] = field(default_factory=dict)
 
     @property
-    def in_force(self) -> ActivePolicy:
+    def active_policy(self) -> ActivePolicy:
         """Return the current policy with its digest and notices. Raises BadRequest or LedgerError if it is invalid."""
         if isinstance(self.source, Policy):
             return ActivePolicy(self.source, digest_of(self.source.model_dump_json().encode()))
@@ -105,7 +105,7 @@ class Context:
     @property
     def notices(self) -> tuple[Notice, ...]:
         """Return the notices about ignored variables, other servers, and an unrecorded policy file or ledger."""
-        return (*self.in_force.notices, *self.more_notices)
+        return (*self.active_policy.notices, *self.more_notices)
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
@@ -217,11 +217,11 @@ class Context:
         return self.home / "inputs"
 
     @property
-    def kept(self) -> tuple[Path, ...]:
+    def protected_paths(self) -> tuple[Path, ...]:
         """Return the paths that are never sent to a machine and that only gpuwarden and its user may write."""
         folder = self.notes_file.parent if self.notes_file else None
         beside = (folder / name for name in ("policy.toml", "notes.toml", "profiles", WRONG_PINS)) if folder else ()
-        return (self.home, *beside, *filter(None, [self.in_force.file]))
+        return (self.home, *beside, *filter(None, [self.active_policy.file]))
 
     @cached_property
     def notes(self) -> Notes:

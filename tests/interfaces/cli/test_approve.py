@@ -41,7 +41,7 @@ async def test_only_yes_approves_and_stops_the_meter(home: Path, ctx: Context, t
     code, shown = await typed(ctx, ticket)
     assert code == "verified_stopped" and shown == "", "a used ticket is not asked about again"
     assert len(ctx.ledger.events(kind="approval.used")) == 1
-    assert [e.body["policy"] for e in ctx.ledger.events(kind="approval.granted")] == [ctx.in_force.digest]
+    assert [e.body["policy"] for e in ctx.ledger.events(kind="approval.granted")] == [ctx.active_policy.digest]
 
 
 @pytest.mark.slow

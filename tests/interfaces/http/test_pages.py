@@ -22,7 +22,7 @@ from gpuwarden.interfaces.http.pages.job import job_view
 from gpuwarden.interfaces.http.pages.static_files import files
 from gpuwarden.interfaces.http.serving import Serving
 from gpuwarden.ledger import events as ev
-from gpuwarden.lifecycle.artifacts.ladder import StageState, ladder
+from gpuwarden.lifecycle.artifacts.proof_steps import StageState, proof_steps
 from gpuwarden.lifecycle.artifacts.store_contents import StoreView
 from gpuwarden.lifecycle.monitoring.check import CheckedJob
 from gpuwarden.lifecycle.records import read_job
@@ -413,7 +413,7 @@ async def test_thousands_of_jobs_are_paginated(tmp_path: Path) -> None:
 
 
 async def test_ladder_confirms_only_proven_rungs(world: World) -> None:
-    held = {step.rung: step.held for step in ladder(world.ctx, read_job(world.ctx.ledger, "jpast0"))}
+    held = {step.stage: step.state for step in proof_steps(world.ctx, read_job(world.ctx.ledger, "jpast0"))}
     assert held["declared"] is StageState.YES and held["stored"] is StageState.UNASKED
     assert StageState.YES not in {held["copied"], held["equal"], held["loaded"]}, (
         "the record of that pull is not on this disk"

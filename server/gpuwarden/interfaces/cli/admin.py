@@ -129,7 +129,7 @@ def open_server(door: str, client: str, listed: contextlib.ExitStack) -> Context
     from gpuwarden.running_servers import elsewhere, entered
 
     ctx = open_context(door)
-    place = absolute(ctx.home), ctx.in_force.file or absolute(ctx.home)
+    place = absolute(ctx.home), ctx.active_policy.file or absolute(ctx.home)
     others = [Notice("other_server", s.title, s.home, about=s.policy) for s in elsewhere(*place)]
     ctx.more_notices = tuple(others[:MOST_OTHERS])
     listed.enter_context(entered(client, *place))

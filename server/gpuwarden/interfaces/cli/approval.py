@@ -335,7 +335,7 @@ def grant_spending(
         digest=issued.data.facts_digest,
         channel=channel,
         by=by,
-        policy=ctx.in_force.digest,
+        policy=ctx.active_policy.digest,
         expires_at=issued.data.expires_at,
     )
     if order is not None:
@@ -418,7 +418,7 @@ async def _try_pin(ctx: Context, pin: str, pin_hash: str) -> None:
     The locks serialize attempts, so that parallel processes can't exceed the limit. A rehearsal's clock is not used,
     because an environment variable can shift it.
     """
-    file = ctx.in_force.file
+    file = ctx.active_policy.file
     async with ctx.lock("pin"):
         with _wrong_pins(file.with_name(WRONG_PINS) if file else None) as everywhere:
             now = time.time() if isinstance(ctx.clock, ShiftedClock) else ctx.clock.now()

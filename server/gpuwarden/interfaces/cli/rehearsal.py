@@ -1,4 +1,4 @@
-"""Commands for the rehearsal: rehearse-hub, rehearse-world."""
+"""Commands for the rehearsal: rehearse-hub, rehearse-cloud."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def rehearse_hub(root: Path | None, port: int) -> int:
     return 0
 
 
-@cli.command("rehearse-world", hidden=True)
-def rehearse_world() -> int:
+@cli.command("rehearse-cloud", hidden=True)
+def rehearse_cloud() -> int:
     """Control a rehearsal's cloud for an evaluation: read commands as JSON lines, write replies as JSON lines."""
     from gpuwarden.lifecycle.records import story
     from gpuwarden.providers.rehearsal import RehearsalProvider
     from gpuwarden.rehearsal.cloud import Cloud
     from gpuwarden.rehearsal.console import Console
 
-    ctx = open_context("world")
+    ctx = open_context("evaluation")
 
     def cloud(platform: str) -> Cloud:
         provider = ctx.provider(platform)

@@ -109,7 +109,7 @@ class CheckReply(WarnedReply):
 
 def checked(result: CheckedJob, values: tuple[str, ...] = ()) -> CheckReply:
     """Return the reply to check_job. `values` are secrets that the log may contain."""
-    from gpuwarden.lifecycle.artifacts.ladder import StageState
+    from gpuwarden.lifecycle.artifacts.proof_steps import StageState
     from gpuwarden.lifecycle.posted import posted_text
 
     job, seen = result.job, result.observation
@@ -151,7 +151,7 @@ def checked(result: CheckedJob, values: tuple[str, ...] = ()) -> CheckReply:
         if (store := result.artifact_store)
         else None,
         remaining_range_s=[round(result.remaining.low), round(result.remaining.high)] if result.remaining else [],
-        evidence={step.rung: step.held for step in result.evidence if step.held is not StageState.UNASKED},
+        evidence={step.stage: step.state for step in result.evidence if step.state is not StageState.UNASKED},
         log=fence(log, f"the log of {job.id}", limit=LOG_LIMIT, values=values) if log else "",
         log_cursor=result.log.next if result.log else None,
         log_bytes=result.log.size if result.log else None,

@@ -222,7 +222,7 @@ def dest_of(ctx: Context, job: JobRecord, dest: Path | None) -> Path:
     # samefile is used, because a file system may ignore case
     if real != own.resolve() and any(p.exists() and p.samefile(ctx.home) for p in (real, *real.parents)):
         raise BadRequest(f"{target} is inside gpuwarden's state folder", "Choose another folder, or omit it.")
-    if any(real == path or path in real.parents for path in map(Path.resolve, ctx.kept[1:])):
+    if any(real == path or path in real.parents for path in map(Path.resolve, ctx.protected_paths[1:])):
         raise BadRequest(
             f"{target} is reserved for gpuwarden's policy, notes or profiles", "Choose another folder, or omit it."
         )

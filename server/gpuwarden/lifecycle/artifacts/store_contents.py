@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.leases.self_stopped import started_since
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
 from gpuwarden.remote.launch import observation
-from gpuwarden.remote.runner.keep_report import keep_key, keep_mac
+from gpuwarden.remote.runner.store_report import report_key, report_mac
 from gpuwarden.remote.s3_store import S3Reader
 
 MOST_FILES: Final = 200_000
@@ -162,8 +162,10 @@ async def read_store(ctx: Context, job: JobRecord) -> StoreContents | None:
     if listed.job != job.id:
         text = because(Code.STORE_INVALID, message="it belongs to another job").text
         raise BadReply(text, "Ask the user to check the store's contents.")
-    key = keep_key(job_key(ctx, job.id))
-    return StoreContents(address, store, listed, bool(listed.mac) and keep_mac(json.loads(content), key) == listed.mac)
+    key = report_key(job_key(ctx, job.id))
+    return StoreContents(
+        address, store, listed, bool(listed.mac) and report_mac(json.loads(content), key) == listed.mac
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gpuwarden.lifecycle.execution.pausing import stop_keeps
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.relaunch import awaits_store
-from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, in_force, watched
+from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, effective_order, watched
 from gpuwarden.lifecycle.leases.meter import believed, given_back, lease_now
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.notify import ends_at
@@ -158,7 +158,7 @@ def teardown_plan(ctx: Context, job: JobRecord) -> TeardownPlan | None:
     """Return the advance decision about tearing down a job's machine; None if the user will be asked."""
     ordered = ctx.ledger.last(job.subject, AutoTeardownOrdered)
     objected = ctx.ledger.last(job.subject, AutoTeardownHeld)
-    order = in_force(ctx, ordered.data) if ordered is not None else None
+    order = effective_order(ctx, ordered.data) if ordered is not None else None
     self_stop = job.handle.place.self_stop_order if job.handle is not None and objected is None else None
     if order is None and self_stop is None:
         return None

@@ -27,8 +27,8 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> AutoTeardo
     `at` is the time at which the approval must be valid; None for now. A decision about this job takes precedence over
     the policy. The policy has no effect here while its file or the ledger differs from the recorded one.
     """
-    in_force = ctx.in_force
-    wanted = in_force.policy.teardown
+    active = ctx.active_policy
+    wanted = active.policy.teardown
     order, grace_s = carried(ctx, receipt, at), wanted.grace_minutes * 60.0
     issued = ctx.ledger.last(f"receipt/{receipt}", ReceiptIssued)
     storage = issued.data.storage if issued is not None else ()
@@ -42,9 +42,9 @@ def order_for(ctx: Context, receipt: str, at: float | None = None) -> AutoTeardo
             by=order.by,
             storage=storage,
         )
-    if wanted.automatic == "off" or any(notice.question for notice in in_force.notices):
+    if wanted.automatic == "off" or any(notice.question for notice in active.notices):
         return None
-    verb, digest = wanted.automatic, in_force.digest
+    verb, digest = wanted.automatic, active.digest
     return AutoTeardownOrdered(verb=verb, grace_s=grace_s, through="policy", policy=digest, storage=storage)
 
 
@@ -55,10 +55,10 @@ def automatic_teardown(ctx: Context, job_id: str) -> AutoTeardownOrdered | None:
     """
     ordered = ctx.ledger.last(f"job/{job_id}", AutoTeardownOrdered)
     objected = ctx.ledger.last(f"job/{job_id}", AutoTeardownHeld)
-    return in_force(ctx, ordered.data) if ordered is not None and objected is None else None
+    return effective_order(ctx, ordered.data) if ordered is not None and objected is None else None
 
 
-def in_force(ctx: Context, order: AutoTeardownOrdered) -> AutoTeardownOrdered | None:
+def effective_order(ctx: Context, order: AutoTeardownOrdered) -> AutoTeardownOrdered | None:
     """Return an order as it applies now, with its grace period or the current policy's, whichever is longer.
 
     A policy that allows `terminate` also allows `stop`. Return None if the policy does not contain the order or can't

@@ -48,11 +48,11 @@ def self_stop_for(ctx: Context, order: AutoTeardownOrdered | None) -> SelfStopOr
 
     A machine stops itself only after automatic teardown's grace period has passed.
     """
-    in_force = ctx.in_force
-    after_s = in_force.policy.teardown.self_stop_minutes * 60.0
-    if after_s <= 0 or any(notice.question for notice in in_force.notices):
+    active = ctx.active_policy
+    after_s = active.policy.teardown.self_stop_minutes * 60.0
+    if after_s <= 0 or any(notice.question for notice in active.notices):
         return None
-    return SelfStopOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=in_force.digest)
+    return SelfStopOrdered(after_s=max(after_s, order.grace_s + MARGIN_S if order else 0.0), policy=active.digest)
 
 
 def self_stop_allowed(ctx: Context, job_id: str) -> SelfStopOrdered | None:

@@ -15,8 +15,8 @@ from gpuwarden.core.states import AT_REST, LIVE_LEASES, TERMINAL_JOBS, Job, Leas
 from gpuwarden.knowledge import Diagnosis
 from gpuwarden.knowledge.version_skew import Skew
 from gpuwarden.ledger.events import CancelRequested, PauseRequested, ResumeRequested
-from gpuwarden.lifecycle.artifacts.ladder import ProofStep, ladder
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state, pulled_log
+from gpuwarden.lifecycle.artifacts.proof_steps import ProofStep, proof_steps
 from gpuwarden.lifecycle.artifacts.store_contents import StoreView, store_view
 from gpuwarden.lifecycle.context import CAPS, CAPS_PATIENCE_S, Context
 from gpuwarden.lifecycle.execution.advance import advance, advance_locked
@@ -128,7 +128,9 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
     ending = _arranged(ctx, job, lease)
     left = time_left(ctx, job, observation)
     posted = tuple(posted_problems(ctx, job_id).values())
-    return CheckedJob(job, observation, lease, log, note, found, rest, ending, stored, ladder(ctx, job), posted, left)
+    return CheckedJob(
+        job, observation, lease, log, note, found, rest, ending, stored, proof_steps(ctx, job), posted, left
+    )
 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> TeardownPlan | None:

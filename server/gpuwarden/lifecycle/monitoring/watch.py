@@ -91,7 +91,7 @@ class Watcher:
     """Whether this process held the lock in the last round. If `defers` is set, the lock is released between rounds."""
 
     def __post_init__(self) -> None:
-        self.keeper, self.orders, self.reports = (
+        self.copier, self.orders, self.reports = (
             BackgroundCopier(self.ctx),
             AutoTeardowns(self.ctx),
             ReportPuller(self.ctx),
@@ -134,7 +134,7 @@ class Watcher:
         try:
             # First, because the outputs of a job that has just ended would otherwise wait for the timer's next run.
             await reconcile(self.ctx)
-            await _alone(self._copies, "copies", self.keeper, self.fan_outs)
+            await _alone(self._copies, "copies", self.copier, self.fan_outs)
             found = await self.round()
             await _alone(self._fetches, "metrics", self.reports)  # last, because a slow machine must not delay alerts
             return replace(found, trouble=found.trouble | self.reports.trouble)
@@ -152,7 +152,7 @@ class Watcher:
         """Copy and verify outputs, and launch fan-out jobs, concurrently so that no copy delays alerts."""
         while True:
             if self._leading:
-                await _alone(self._copies, "copies", self.keeper, self.fan_outs)
+                await _alone(self._copies, "copies", self.copier, self.fan_outs)
             await self.ctx.clock.sleep(self.every_s)
 
     async def _fetch_reports(self) -> None:
@@ -181,7 +181,7 @@ class Watcher:
                 self._next_sweep = now + (doubled(FIRST_SWEEP_S, self._unread, SWEEP_S) or SWEEP_S)
                 trouble |= unread
             awake_since = self._awake_since(now)
-            trouble |= self.reports.trouble | self.fan_outs.trouble | self.keeper.trouble
+            trouble |= self.reports.trouble | self.fan_outs.trouble | self.copier.trouble
             trouble |= await self.orders.round(awake_since)
             self._read()
             found = [*await conditions(self.ctx, self._raised), *self.fan_outs.conditions()]

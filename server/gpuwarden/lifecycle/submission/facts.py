@@ -194,7 +194,9 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
             f"{spec.platform} does not support inputs, because it can't copy files to a job; nothing was launched",
             "Upload the data to a dataset on the Hub and load it by its id, or include the data in the script.",
         )
-    return await anyio.to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.kept))
+    return await anyio.to_thread.run_sync(
+        lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.protected_paths)
+    )
 
 
 async def _store(ctx: Context, profile: Profile, spec: JobSpec) -> Answer[str]:

@@ -79,7 +79,7 @@ async def permit(ctx: Context, spec: JobSpec) -> PermittedScript:
     script = await to_thread.run_sync(read_script, spec.script, spec.env, spec.args, spec.inputs)
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
-    inputs = await to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, {}, ctx.kept))
+    inputs = await to_thread.run_sync(lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, {}, ctx.protected_paths))
     asked = _question(spec, inputs, script.header.dependencies if script.header else ())
     if ctx.policy.local.rehearse != "allow" and not allowed(ctx, asked.digest):
         ticket = ticket_of(asked.digest)

@@ -262,13 +262,13 @@ async def approve(
             )
         _check_channel(ctx, view, channel, loss)
         record = view.record
-        in_force = ctx.in_force
+        active = ctx.active_policy
         granted = ApprovalGranted(
             digest=seen,
             channel=channel,
             by=by,
-            policy=in_force.digest,
-            expires_at=ctx.clock.now() + in_force.policy.approval.ttl_s,
+            policy=active.digest,
+            expires_at=ctx.clock.now() + active.policy.approval.ttl_s,
             findings=record.findings,
             without_proof=loss is not None and record.state is Teardown.BLOCKED,
         )

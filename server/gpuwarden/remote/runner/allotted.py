@@ -32,13 +32,13 @@ from typing import Any, Sequence
 from gpuwarden.remote.runner.command import Reason
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.group import check_nodes
-from gpuwarden.remote.runner.keep import keep_trouble
 from gpuwarden.remote.runner.process import all_pids, environ_of
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import check_order, take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
 from gpuwarden.remote.runner.status_writer import first_status
 from gpuwarden.remote.runner.supervisor import Supervisor
+from gpuwarden.remote.runner.upload_process import upload_trouble
 
 SECRETS = "GPUWARDEN_ORDER"
 REQUEUE_S = 30.0
@@ -120,13 +120,13 @@ def allot(folder: str, request: Json) -> Json | None:
 
 def outlast(supervisor: Supervisor) -> None:
     """Wait until the upload to the artifact store ends, and log its last error. A further signal ends this process."""
-    if not supervisor.keeper:
+    if not supervisor.uploader:
         return
-    supervisor.keeper.stdin.close()  # signals to the uploader that no more files will be saved
+    supervisor.uploader.stdin.close()  # signals to the uploader that no more files will be saved
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    supervisor.keeper.wait()
-    if trouble := keep_trouble(supervisor.folder):
+    supervisor.uploader.wait()
+    if trouble := upload_trouble(supervisor.folder):
         supervisor.log.write(f"[gpuwarden] {trouble}\n".encode())
 
 

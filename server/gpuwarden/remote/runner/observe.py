@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from gpuwarden.remote.runner.keep import keep_trouble
 from gpuwarden.remote.runner.log import log_size
 from gpuwarden.remote.runner.process import environ_of, group_members, has_proc, is_alive, machine_mark
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.status import read_status
+from gpuwarden.remote.runner.upload_process import upload_trouble
 
 
 def child_alive(status: Json) -> bool | None:
@@ -46,7 +46,7 @@ def observe(folder: str, launched: Json | None = None) -> Json:
         status = read_status(folder) or status  # the job may have ended normally after the first read
     status.update(alive=alive, child_alive=child_alive(status), log_bytes=log_size(folder), now=time.time())
     status["identity"] = "ticks" if has_proc() else "ps"
-    status.update(machine=machine_mark(), folder="present", confirmed=bool(launched), upload=keep_trouble(folder))
+    status.update(machine=machine_mark(), folder="present", confirmed=bool(launched), upload=upload_trouble(folder))
     return status
 
 

@@ -15,10 +15,10 @@ import time
 from typing import Any
 
 from gpuwarden.remote.runner.files import read_small, write_atomic
-from gpuwarden.remote.runner.keeper import input_closed, read_order
 from gpuwarden.remote.runner.protocol import Json
 from gpuwarden.remote.runner.reports import ALERTS_PATH, MAX_REPORT, METRICS_PATH, OF_KIND, OF_STATE
 from gpuwarden.remote.runner.spool import SPOOLS, Spool, parse_lines, read_lines, utc
+from gpuwarden.remote.runner.uploader import input_closed, read_order
 
 GIVE_UP_REPORTS_S = 3600.0  # time limit after the job's end; the remaining lines can be pulled
 LONGEST_RETRY_S = 60.0

@@ -14,14 +14,14 @@ import time
 from typing import Any
 
 from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
-from gpuwarden.remote.runner.keep import keep_report
-from gpuwarden.remote.runner.keep_report import GOES_ON, LOOK
 from gpuwarden.remote.runner.observe import child_alive
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside, printable
 from gpuwarden.remote.runner.process import environ_of, is_alive
 from gpuwarden.remote.runner.protocol import Json, Problem
 from gpuwarden.remote.runner.start import detached, let_go, take_lock
 from gpuwarden.remote.runner.status import FINAL, read_status, write_status
+from gpuwarden.remote.runner.store_report import GOES_ON, LOOK
+from gpuwarden.remote.runner.upload_process import upload_report
 
 HEARD, HOLD, SELF_STOPPED, KEEPING = "/heard", "/self_stop.hold", "/self_stopped.json", "/keep.lock"
 QUIET_LOOK_S = 5.0
@@ -210,7 +210,7 @@ class SelfStopper:
         allow the machine to be terminated. Otherwise, an unreachable store does not delay the self-stop, because the
         outputs are on the machine's disk.
         """
-        report = keep_report(self.folder)
+        report = upload_report(self.folder)
         before = self.asked and (report.get("look") != self.back or report.get("state") == "failed")
         if report.get("state") != "done" and not before:
             return True
@@ -224,7 +224,7 @@ class SelfStopper:
             if self.heard_at > asked:
                 self.take_back()
                 return False
-            report = keep_report(self.folder)
+            report = upload_report(self.folder)
         if before and (report.get("look") != look or report.get("state") == "failed"):
             self.tries += 1
             self.put_off("the artifact store has a manifest from an earlier try that could not be replaced")

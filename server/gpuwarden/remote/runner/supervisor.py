@@ -22,8 +22,6 @@ from gpuwarden.remote.runner.command import (
 )
 from gpuwarden.remote.runner.files import read_small
 from gpuwarden.remote.runner.heartbeat import Vitals
-from gpuwarden.remote.runner.keep import keep_trouble, secret_keys, start_uploader, take_keys
-from gpuwarden.remote.runner.keep_report import keep_key
 from gpuwarden.remote.runner.log import Log
 from gpuwarden.remote.runner.output import Output
 from gpuwarden.remote.runner.process import hide_memory, kill_group, start_mark
@@ -33,6 +31,8 @@ from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.runner.reports import Reports, take_report_keys
 from gpuwarden.remote.runner.seals import SEAL_AFTER_S, start_sealer
 from gpuwarden.remote.runner.status_writer import Record, first_status
+from gpuwarden.remote.runner.store_report import report_key
+from gpuwarden.remote.runner.upload_process import secret_keys, start_uploader, take_keys, upload_trouble
 
 TICK_S = 0.25
 
@@ -71,8 +71,8 @@ class Supervisor:
         self.begun, self.beat_at = time.monotonic(), 0.0
         self.child: Any = None
         self.sealer: Any = None
-        self.keeper: Any = None
-        self.keep_reported = ""
+        self.uploader: Any = None
+        self.upload_reported = ""
 
     # -- the phases of an attempt
 
@@ -225,19 +225,19 @@ class Supervisor:
     def beat(self, last: bool = False) -> None:
         """Write the machine's vitals to the status, and check the upload."""
         self.status["beat"] = self.vitals.take(last)
-        if self.keeper is not None:
+        if self.uploader is not None:
             self.keep()
-            trouble = keep_trouble(self.folder) if self.spec.get("keep") else ""
-            if trouble and not self.keep_reported:  # the text differs with each try, so only the first is reported
+            trouble = upload_trouble(self.folder) if self.spec.get("keep") else ""
+            if trouble and not self.upload_reported:  # the text differs with each try, so only the first is reported
                 self.record.alert("keep", trouble)
-            self.keep_reported = trouble
+            self.upload_reported = trouble
         self.record.dirty = True
 
     def keep(self) -> None:
         """Start the upload to the artifact store, or restart it if its process died."""
-        if self.keeper is None or (self.keeper and self.keeper.poll() is not None):
-            self.keeper = (
-                start_uploader(self.folder, self.spec, self.status, self.keep_keys, keep_key(self.seal_key)) or False
+        if self.uploader is None or (self.uploader and self.uploader.poll() is not None):
+            self.uploader = (
+                start_uploader(self.folder, self.spec, self.status, self.keep_keys, report_key(self.seal_key)) or False
             )
 
     def guard(self) -> None:

@@ -11,7 +11,6 @@ from gpuwarden.remote.runner.allotted import allot
 from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
-from gpuwarden.remote.runner.keeper import keep
 from gpuwarden.remote.runner.log import logs
 from gpuwarden.remote.runner.look import look
 from gpuwarden.remote.runner.manifest import fetch, list_files
@@ -25,6 +24,7 @@ from gpuwarden.remote.runner.spool import spool
 from gpuwarden.remote.runner.start import start, supervise
 from gpuwarden.remote.runner.stop import stop
 from gpuwarden.remote.runner.stream import bundle, read
+from gpuwarden.remote.runner.uploader import keep
 
 MAX_INPUT = 16 << 20
 

@@ -28,7 +28,7 @@ from gpuwarden.interfaces.http.pages.rendering import Row, View, clean, environm
 from gpuwarden.interfaces.http.pages.static_files import files
 from gpuwarden.interfaces.results import warned
 from gpuwarden.interfaces.results.inventory import InstanceReply, InstancesReply
-from gpuwarden.lifecycle.artifacts.ladder import StageState, ladder
+from gpuwarden.lifecycle.artifacts.proof_steps import StageState, proof_steps
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.auto_teardown import notices
 from gpuwarden.lifecycle.monitoring.check import CheckedJob
@@ -181,7 +181,7 @@ def _progress(ctx: Context, job_id: str) -> Row:
     """Return the name, curve and evidence of the job on a machine."""
     job = read_job(ctx.ledger, job_id)
     metric, curve = _first_curve(ctx, job_id, None, FEW_POINTS)
-    proven = [TITLES[step.rung].lower() for step in ladder(ctx, job) if step.held is StageState.YES]
+    proven = [TITLES[step.stage].lower() for step in proof_steps(ctx, job) if step.state is StageState.YES]
     words = curve_texts(metric, curve)
     return {
         "name": shown(f"{job.spec.name} on {job.spec.platform}"),

@@ -21,7 +21,7 @@ from gpuwarden.interfaces.http.pages.rendering import ACTIVE, Row, View, shown, 
 from gpuwarden.interfaces.results.check import CheckReply
 from gpuwarden.interfaces.results.history import quoted_events
 from gpuwarden.interfaces.results.overview import job_line
-from gpuwarden.lifecycle.artifacts.ladder import ProofStage, ProofStep, StageState, ladder
+from gpuwarden.lifecycle.artifacts.proof_steps import ProofStage, ProofStep, StageState, proof_steps
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.monitoring.check import PAUSABLE, CheckedJob
@@ -89,7 +89,7 @@ def job_view(ctx: Context, job_id: str, seen: CheckedJob | None, error: WardenEr
         "lists": {
             "steps": step_rows(steps),
             "controls": step_rows(controls(ctx, job)),
-            "rungs": [rung_row(step) for step in ladder(ctx, job)],
+            "rungs": [step_row(step) for step in proof_steps(ctx, job)],
             "store": _store(reply),
             "health": list(_health(seen)),
             "metrics": [{"key": k, "name": shown(k), "value": f"{v:.6g}"} for k, v in reply.metrics.items()],
@@ -178,7 +178,7 @@ def _looked(seen: CheckedJob | None, error: WardenError | None) -> str:
     return f"updated {local(seen.observation.at, '%H:%M:%S')}" if seen.observation and seen.observation.at else ""
 
 
-def rung_row(step: ProofStep) -> Row:
+def step_row(step: ProofStep) -> Row:
     """Return one verification step.
 
     Its text describes the evidence, such as the number of files, their size and the time.
@@ -190,16 +190,16 @@ def rung_row(step: ProofStep) -> Row:
         parts.append(", ".join(shown(name) for name in step.names[:5]))
     if step.copy in COPIES:
         parts.append(COPIES[step.copy])
-    if step.rung is ProofStage.STORED and step.names:
+    if step.stage is ProofStage.STORED and step.names:
         parts.append("compared with the machine's files when teardown is requested")
-    if step.at is not None and step.rung is not ProofStage.DECLARED:
+    if step.at is not None and step.stage is not ProofStage.DECLARED:
         parts.append(local(step.at, "%m-%d %H:%M"))
     parts += [shown(problem) for problem in step.problems[:3]]
     return {
-        "key": step.rung,
-        "state": step.held,
-        "name": TITLES[step.rung],
-        "held": HELD[step.held],
+        "key": step.stage,
+        "state": step.state,
+        "name": TITLES[step.stage],
+        "held": HELD[step.state],
         "text": " · ".join(parts),
     }
 

@@ -43,8 +43,8 @@ class StageState(StrEnum):
 class ProofStep:
     """One step with its evidence: the time when it was recorded, the number of files and bytes, and the problems."""
 
-    rung: ProofStage
-    held: StageState
+    stage: ProofStage
+    state: StageState
     at: float | None = None
     files: int | None = None
     bytes: int | None = None
@@ -63,7 +63,7 @@ _COPIED = {
 }
 
 
-def ladder(ctx: Context, job: JobRecord) -> tuple[ProofStep, ...]:
+def proof_steps(ctx: Context, job: JobRecord) -> tuple[ProofStep, ...]:
     """Return the states of the five steps for a job's outputs, in order."""
     return tuple(_steps(ctx, job))
 
@@ -91,8 +91,8 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[ProofStep]:
     at, files = (proof.at, proof.data.files) if proof else (None, None)
     equal = StageState.YES if now.equal else StageState.NO if current and state is Copy.DAMAGED else StageState.NOT_YET
     yield ProofStep(ProofStage.EQUAL, equal, at=at, files=files)
-    held = _LOADED[now.verdict] if now.verdict is not None else StageState.NOT_YET
-    yield ProofStep(ProofStage.LOADED, held, at=at, files=files, problems=now.problems)
+    loaded = _LOADED[now.verdict] if now.verdict is not None else StageState.NOT_YET
+    yield ProofStep(ProofStage.LOADED, loaded, at=at, files=files, problems=now.problems)
     # Only the teardown gate compares the store with the machine's files.
     names = (job.spec.artifact_store,) if job.spec.artifact_store else ()
     yield ProofStep(ProofStage.STORED, StageState.UNKNOWN if names else StageState.UNASKED, names=names)

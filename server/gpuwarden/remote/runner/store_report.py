@@ -24,7 +24,7 @@ REPORTED = (
 )  # fmt: skip
 
 
-def keep_key(seal_key: str) -> str:
+def report_key(seal_key: str) -> str:
     """Return the key for signing a job's manifests, derived from its seal key; empty if it has no seal key."""
     import hashlib
     import hmac
@@ -32,7 +32,7 @@ def keep_key(seal_key: str) -> str:
     return hmac.new(seal_key.encode("ascii"), b"artifact store", hashlib.sha256).hexdigest() if seal_key else ""
 
 
-def keep_mac(body: Json, key: str) -> str:
+def report_mac(body: Json, key: str) -> str:
     """Return the MAC of a manifest, computed over all fields except `mac`."""
     import hashlib
     import hmac
@@ -43,7 +43,7 @@ def keep_mac(body: Json, key: str) -> str:
 
 def sign_report(body: Json, key: str) -> Json:
     """Return a manifest with its MAC, or unchanged if the key is empty."""
-    return {**body, "mac": keep_mac(body, key)} if key else body
+    return {**body, "mac": report_mac(body, key)} if key else body
 
 
 def latest_request(folder: str) -> str:

@@ -16,9 +16,6 @@ import time
 from typing import Any, Iterable, NoReturn
 
 from gpuwarden.remote.runner.files import read_small, stamp, write_atomic
-from gpuwarden.remote.runner.keep import KEEP_REPORT, secret_keys
-from gpuwarden.remote.runner.keep_clients import CLIENTS, Changed, open_store
-from gpuwarden.remote.runner.keep_report import GOES_ON, end_of_run, keep_mac, last_of, latest_request, sign_report
 from gpuwarden.remote.runner.manifest import Listing
 from gpuwarden.remote.runner.path_mapping import PathMapping, inside
 from gpuwarden.remote.runner.process import hide_memory
@@ -27,9 +24,12 @@ from gpuwarden.remote.runner.redact import Redactor
 from gpuwarden.remote.runner.seals import seals
 from gpuwarden.remote.runner.start import take_lock
 from gpuwarden.remote.runner.status import read_status
+from gpuwarden.remote.runner.store_clients import CLIENTS, Changed, open_store
+from gpuwarden.remote.runner.store_report import GOES_ON, end_of_run, last_of, latest_request, report_mac, sign_report
+from gpuwarden.remote.runner.upload_process import UPLOAD_REPORT, secret_keys
 
-KEEP_BYTES_S = 50 << 20  # applies while the job runs; afterwards the rate is not limited
-KEEP_EVERY_S = 10.0
+UPLOAD_BYTES_S = 50 << 20  # applies while the job runs; afterwards the rate is not limited
+UPLOAD_EVERY_S = 10.0
 LONGEST_PAUSE_S = 300.0
 GIVE_UP_S = 86400.0  # after the job's end
 ASKED_EVERY_S = 1.0
@@ -63,11 +63,11 @@ def read_order() -> bytes:
     return bytes(line)
 
 
-def report_keep(folder: str, state: str, error: str = "", look: str = "") -> None:
+def write_upload_report(folder: str, state: str, error: str = "", look: str = "") -> None:
     """Write the upload's state to the run folder. Exit if the folder is missing."""
     try:
         text = json.dumps({"state": state, "error": error, "at": time.time(), "pid": os.getpid(), "look": look})
-        write_atomic(folder + "/" + KEEP_REPORT, text.encode("ascii"))
+        write_atomic(folder + "/" + UPLOAD_REPORT, text.encode("ascii"))
     except FileNotFoundError:
         sys.exit(3)
     except OSError:
@@ -88,7 +88,7 @@ def become_client(folder: str, scheme: str, boxed: bool) -> NoReturn:
         for python in pythons(folder, module, boxed):
             if has_module(python, module):
                 os.execv(python[0], [*python, "-I", os.path.abspath(sys.argv[0]), "keep", folder, scheme, "ready"])  # noqa: S606
-        report_keep(
+        write_upload_report(
             folder, "no_client",
             f"nothing is uploaded to the artifact store: no Python on the machine can import {module}. Install it for "
             f"the machine's python3 or in the job's environment, or put uv on the PATH",
@@ -149,8 +149,8 @@ class ArtifactUploader:
         self.mapping = PathMapping(order)
         self.redactor = Redactor(secret_keys(order["keys"]))
         self.store: Any = None
-        self.rate = float(order.get("keep_bytes_s") or KEEP_BYTES_S)
-        self.every = float(order.get("keep_every_s") or KEEP_EVERY_S)
+        self.rate = float(order.get("keep_bytes_s") or UPLOAD_BYTES_S)
+        self.every = float(order.get("keep_every_s") or UPLOAD_EVERY_S)
         self.rows: dict[str, Json] = {}
         self.committed: list[Json] = []  # `rows` of the last manifest that was written
         self.listed_objects: dict[str, str] = {}
@@ -169,7 +169,7 @@ class ArtifactUploader:
         self.first = os.urandom(4).hex() if other else ""
         try:
             record = json.loads(read_small(folder + "/" + SENT, 256 << 20))
-            ours = not self.key or record["mac"] == keep_mac(record, self.key)  # the job may write to this folder
+            ours = not self.key or record["mac"] == report_mac(record, self.key)  # the job may write to this folder
             if record["keep"] == self.where and ours:
                 rows, uploads = {row["path"]: row for row in record["files"]}, dict(record["uploads"])
                 self.listed_objects = {**objects(record["files"]), **record.get("maybe_listed", {})}
@@ -189,14 +189,14 @@ class ArtifactUploader:
             try:
                 self.final = over and self.job_ended()
                 done = self.turn()
-                report_keep(self.folder, "done" if self.final and done else "waiting")
+                write_upload_report(self.folder, "done" if self.final and done else "waiting")
                 if over and (done or not self.final):
                     break
                 pause = min(pause * 2, LONGEST_PAUSE_S) if over else self.every
             except Exception as error:  # any error from the client libraries; the next turn tries again
                 self.store = None
                 text = client_error(error, self.redactor)
-                report_keep(self.folder, "failed", f"the upload to the artifact store failed: {text}")
+                write_upload_report(self.folder, "failed", f"the upload to the artifact store failed: {text}")
                 pause = min(pause * 2, LONGEST_PAUSE_S)
             if over:
                 time.sleep(pause)
@@ -220,7 +220,7 @@ class ArtifactUploader:
                         break
                     except Exception as error:  # the machine still stops, but without a final manifest
                         self.store, text = None, client_error(error, self.redactor)
-                report_keep(self.folder, state, text, asked)
+                write_upload_report(self.folder, state, text, asked)
                 # Repeat, because the machine kept running, but the store's manifest still reports that it is stopping.
                 again = state == "failed" and not self.look
             time.sleep(AGAIN_EVERY_S if again else ASKED_EVERY_S)

@@ -10,14 +10,14 @@ from typing import Any
 from gpuwarden.remote.runner.files import read_small, write_all, write_atomic
 from gpuwarden.remote.runner.protocol import Json
 
-KEEP_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
+STORE_KEYS = "GPUWARDEN_STORE_"  # prefix of the store's credentials among the secrets
 MOST_REQUEST = 60_000  # must fit into the pipe's buffer, where it stays until a Python with the client is found
-KEEP_REPORT = "keep.json"  # in the run folder: the upload's state, for the supervisor and the user
+UPLOAD_REPORT = "keep.json"  # in the run folder: the upload's state, for the supervisor and the user
 
 
 def take_keys(secrets: dict[str, str]) -> dict[str, str]:
     """Remove a store's credentials from the secrets and return them; the job does not get them."""
-    return {name[len(KEEP_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(KEEP_KEYS)}
+    return {name[len(STORE_KEYS) :]: secrets.pop(name) for name in list(secrets) if name.startswith(STORE_KEYS)}
 
 
 def secret_keys(keys: dict[str, str]) -> list[str]:
@@ -49,30 +49,30 @@ def start_uploader(folder: str, spec: Json, job: Json, keys: dict[str, str], key
     request = json.dumps(order).encode("ascii") + b"\n"
     if len(request) > MOST_REQUEST:
         text = "nothing is uploaded to the artifact store: the names of the declared outputs are too long in total"
-        write_atomic(folder + "/" + KEEP_REPORT, json.dumps({"state": "failed", "error": text}).encode("ascii"))
+        write_atomic(folder + "/" + UPLOAD_REPORT, json.dumps({"state": "failed", "error": text}).encode("ascii"))
         return None
     try:
         with open(os.devnull, "r+b") as null:
-            keeper = subprocess.Popen(
+            uploader = subprocess.Popen(
                 [*([ionice, "-c3"] if ionice else []), *own],
                 cwd="/", stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0,
             )  # fmt: skip
-        if keeper.stdin:
-            write_all(keeper.stdin.fileno(), request)
-        return keeper
+        if uploader.stdin:
+            write_all(uploader.stdin.fileno(), request)
+        return uploader
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def keep_report(folder: str) -> Json:
+def upload_report(folder: str) -> Json:
     """Return the upload's state; empty if no report exists."""
     try:
-        report = json.loads(read_small(folder + "/" + KEEP_REPORT, 65536))
+        report = json.loads(read_small(folder + "/" + UPLOAD_REPORT, 65536))
         return report if isinstance(report, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}
 
 
-def keep_trouble(folder: str) -> str:
+def upload_trouble(folder: str) -> str:
     """Return the upload's current error, or an empty string."""
-    return str(keep_report(folder).get("error") or "")[:300]
+    return str(upload_report(folder).get("error") or "")[:300]
