@@ -71,9 +71,8 @@ async def propose(job_id: str | None, succeeded: str | None, page: str | None, a
     if job_id is None:
         unsaid = [f"--{name}" for name, value in {"page": page, "title": title, **fields}.items() if not value]
         if unsaid or succeeded:
-            raise BadRequest(
-                f"without --job, pass {', '.join(unsaid) or 'no --succeeded'}", "Or pass a failed job with --job."
-            )
+            message = f"{', '.join(unsaid)} must be passed" if unsaid else "--succeeded can't be used"
+            raise BadRequest(f"without --job, {message}", "Or pass a failed job with --job.")
         return answer(knowledge_maintenance.propose(str(page), title, fields, lines, claims), as_json, "draft")
     from gpuwarden.lifecycle.monitoring.postmortem import gather
 
