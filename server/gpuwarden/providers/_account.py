@@ -81,7 +81,7 @@ def text_of_key_file(name: str) -> str:
     try:
         end = os.open(
             Path(name).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
-        )  # opening a pipe must not block
+        )  # open() must not block if the file is a pipe
     except (OSError, ValueError, RuntimeError):
         return ""
     try:
@@ -151,7 +151,7 @@ def same_key(text: str) -> str | None:
 def authorize_key(key: str) -> str:
     """Return an idempotent shell line that authorizes a public key when a machine starts.
 
-    The key needs no escaping: its alphabet has no quote, and a single space separates its two words.
+    The key does not need escaping, because it consists of two words without quotes, separated by a single space.
     """
     assert same_key(key) == key
     file = "~/.ssh/authorized_keys"

@@ -6,7 +6,7 @@
   have had an effect.
 
 *Not found* and refusals are accepted only in the platform's own JSON; a page from a proxy is `Unknown`. A reply that
-refuses a create but names an instance is not a refusal.
+refuses a create request but names an instance does not count as a refusal.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ AGENT: Final = f"gpuwarden/{__version__} (+https://github.com/gpuwarden/gpuwarde
 NAMES: Final = frozenset(
     ("id", "ids", "uuid", "newcontract", "contractid", "instanceid", "instanceids", "instanceuuid", "podid")
 )  # fmt: skip
-"""Fields that name an instance in the reply to a create, in lower case and without underscores."""
+"""Fields that contain an instance's id in the reply to a create request, in lower case and without underscores."""
 _ID = r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}"
 Ident = Annotated[str, Field(pattern=f"^{_ID}$")]
-"""An instance's id in a reply. An id that can't be used in a later request makes the whole reply unreadable."""
+"""An instance's id in a reply. A reply is invalid as a whole if its id can't be used in later requests."""
 
 
 Readable = Annotated[T | object, Field(union_mode="left_to_right")]
 """A list row, such as an offer or a key. A row with an unexpected shape is kept unparsed; `readable` omits it.
 
-The type for a row that may be one of gpuwarden's instances is strict about the identifying fields and lenient about
-all others: `Row | RowId`. A list without a readable row may be a list of something else, so it is Unknown.
+For rows that may be gpuwarden's instances, the type `Row | RowId` is strict about the identifying fields and lenient
+about all others. A list in which no row is readable may be a list of something else, so it is Unknown.
 """
 
 MOST: Final = 10**18
@@ -146,7 +146,7 @@ class Api:
 
     @property
     def id_names(self) -> frozenset[str]:
-        """Return the fields that name an instance in the reply to a create, in the form of `NAMES`."""
+        """Return the fields that contain an instance's id in the reply to a create request, in the form of `NAMES`."""
         return NAMES | {_plain(name) for name in self.names}
 
 
@@ -331,7 +331,7 @@ def _plain(name: str) -> str:
 
 
 def names_instance(body: Any, names: frozenset[str], depth: int = 4) -> bool:
-    """Return whether a reply to a create names an instance at any level. If so, the instance exists."""
+    """Return whether the reply to a create request contains an instance's id anywhere. If so, the instance exists."""
     if isinstance(body, list):
         return depth > 0 and any(names_instance(item, names, depth - 1) for item in body)
     if not isinstance(body, dict):

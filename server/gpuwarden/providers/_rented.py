@@ -22,7 +22,7 @@ from gpuwarden.providers.base import known_list
 T = TypeVar("T")
 R = TypeVar("R", bound=ResponseModel)
 N = TypeVar("N", bound=ResponseModel)
-Findings: TypeAlias = list[Finding]  # inside a provider, `list` is one of its methods
+Findings: TypeAlias = list[Finding]  # inside a provider class, `list` is a method
 Instances: TypeAlias = list[Instance]
 PREFIX = "gpuwarden-"
 DURABLE_NAME = "gpuwarden"
@@ -41,7 +41,7 @@ class HttpProvider:
     api: ClassVar[Api]
     max_name: ClassVar[int] = 128
     machine_options: frozenset[str] = frozenset()
-    """The job options that this platform accepts: `image`, `region`."""
+    """The job options that this platform accepts: `image`, `region`, both or neither."""
 
     def __init__(self, profile: Profile, clock: Clock, env: Mapping[str, str] | None = None) -> None:
         self.profile = profile
@@ -84,7 +84,7 @@ class HttpProvider:
         return is_safe_id(ident)
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance. None or NotFound means that the platform reports no such instance."""
+        """Return one instance. None or NotFound means that the platform has no such instance."""
         raise NotImplementedError
 
     async def bill(self, id: str, token: str) -> Instance | None:  # noqa: A002
@@ -128,8 +128,8 @@ class HttpProvider:
     ) -> Answer[tuple[Instance, ...]]:
         """Parse a list row by row, so that an invalid row does not hide other instances.
 
-        A row without the expected shape becomes an UNCLEAR instance, with the row's id and name. A row that lacks
-        either could be any instance, so the whole list is Unknown.
+        A row without the expected shape becomes an UNCLEAR instance with the row's id and name. If a row lacks its id
+        or name, it could be any instance, so the whole list is Unknown.
         """
         found: Instances = []
         for row in rows:
@@ -242,7 +242,7 @@ async def agreed_gone(
     listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
     message: str,
 ) -> Answer[Instance | None]:
-    """Return None if the list does not contain the instance either, otherwise the instance as listed.
+    """Return None if the list does not contain the instance, otherwise the instance as listed.
 
     Returns Unknown if the list or the instance's row can't be read. `message` describes the reply to the query for this
     instance. A single 404 may be wrong, and a retired API address returns 404 for every instance.
@@ -250,7 +250,7 @@ async def agreed_gone(
     try:
         answer = known_list() or await listing()
     except NotFound:
-        return Unknown(f"neither the instance nor the list of instances was found: {message}")
+        return Unknown(f"the platform found neither the instance nor the list of instances: {message}")
     if isinstance(answer, Unknown):
         return Unknown(f"{message}, but the list could not be read: {answer.why}")
     listed = next((i for i in answer.value if i.id == id and i.state is not InstanceState.GONE), None)

@@ -2,8 +2,8 @@
 
 `create` makes a reservation, and the job itself is the instance.
 
-A reservation is a private file named after its token. Another program's job may have any string in the label for the
-token. A string that is not a valid file name can't be a reservation's token.
+A reservation is a private file named after its token. The label that contains the token may contain any string in
+another program's job. A string that is not a valid file name can't be a reservation's token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReservingProvider:
         self._state, self._clock = state, clock
 
     async def get(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return the current state of a reservation."""
+        """Return the current state of a reservation's instance."""
         raise NotImplementedError
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:

@@ -104,7 +104,7 @@ class _Page(ResponseModel):
 
 
 class _Snapshot(ResponseModel):
-    """The fields of a snapshot that contain no secrets."""
+    """The fields in use of an instance's snapshot. Fields with secrets are not parsed."""
 
     proxy_host: str
     ssh_port: int
@@ -116,7 +116,7 @@ class _Wallet(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
-    """Map AutoDL's refusals. They have HTTP status 200, one of a few codes and a message in Chinese."""
+    """Map AutoDL's refusals to errors. A refusal has HTTP status 200, one of a few codes, and a message in Chinese."""
     code, text = reply.text("code"), reply.text("msg")
     if code in {"", "Success"}:
         return None
@@ -187,7 +187,7 @@ class AutoDL(HttpProvider):
             label, spec = self.label(token), self._spec(resources)
             if resources.max_price_usd_per_hour is not None:
                 raise NotSupported(
-                    "AutoDL reports no price before renting, so a price cap can't be enforced",
+                    "AutoDL does not report prices before renting, so a price cap can't be enforced",
                     "Omit the price cap; the job's own cost cap still applies.",
                 )
             expand = max(0, (resources.disk_gb or 0) - SYSTEM_DISK_GB)
@@ -212,7 +212,7 @@ class AutoDL(HttpProvider):
         )
 
     async def look_up(self, id: str) -> Answer[Instance | None]:  # noqa: A002
-        """Return one instance: its status, and its address and price while it runs."""
+        """Return one instance with its status, and with its address and price while it is running."""
         answer = await self._ask_about(id, "status", _Envelope[str])
         if isinstance(answer, Unknown):
             return answer
@@ -265,11 +265,11 @@ class AutoDL(HttpProvider):
         return Known(Balance(amount=yuan / rate))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Power on, with a GPU if one is free."""
+        """Power on an instance, with a GPU if one is free."""
         return await self._act(id, "power_on", payload="gpu")
 
     async def stop(self, id: str) -> Answer[None]:  # noqa: A002
-        """Power off. AutoDL releases an instance that stays off for fifteen days."""
+        """Power off an instance. AutoDL releases instances that stay off for fifteen days."""
         return await self._act(id, "power_off")
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002

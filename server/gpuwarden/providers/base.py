@@ -2,13 +2,13 @@
 
 A provider module defines `create(profile, state, clock)`, annotated with the class that it returns; `ACCOUNT_KEYS`, the
 environment variables that contain the account's key; and `SHELL_GUARD` (`core.shell_guard`), the commands with which
-the platform's own tools end machines. The guard compares an agent's shell commands with them.
+the platform's own tools end machines. The guard looks for these commands in an agent's shell commands.
 
-Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create may still
-have rented a machine, so the caller searches by token twice before it concludes that none was rented. A refusal raised
-inside `core.errors.nothing_sent` needs no such check: no order was sent, and the caller can try another platform at
-once. A lost or unreadable reply is an `Unknown` answer: the request may have taken effect, so the caller checks for an
-effect before retrying.
+Refusals raise `AuthFailed`, `NoCapacity`, `RateLimited`, `BadRequest` or `NotSupported`. A refused create request may
+still have rented a machine, so the caller searches by token twice before it concludes that no machine was rented. This
+check is unnecessary for a refusal raised inside `core.errors.nothing_sent`, because no order was sent. The caller can
+try another platform at once. A lost or unreadable reply is an `Unknown` answer: the request may have taken effect, so
+the caller checks for an effect before retrying.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import text_of_key_file
 
 LEAST_KEY: Final = 8
-"""Minimum length of a key. Shorter strings can't be keys, and would match parts of any text."""
+"""Minimum length of a key. A shorter string is not a key, and would match unrelated text."""
 
 
 class Provider(Protocol):
@@ -39,7 +39,7 @@ class Provider(Protocol):
     name: str
     profile: Profile
     settle_s: float
-    """Minimum number of seconds between two polls for the second to confirm the first."""
+    """Minimum number of seconds between two polls if the second is to confirm the first."""
 
     def key_digest(self, salt: str) -> str:
         """Return a salted digest of the account's key. Raises AuthFailed if no key is set."""
@@ -123,7 +123,8 @@ _LIST: ContextVar[Known[tuple[Instance, ...]] | None] = ContextVar("list_in_hand
 
 @contextmanager
 def list_in_hand(listed: Known[tuple[Instance, ...]] | None) -> Iterator[None]:
-    """Let `get` use a recently read list to confirm that an instance is gone. If it is None, `get` requests a new list.
+    """Let `get` use a recently read list to confirm that an instance is gone. If `listed` is None, `get` requests a
+    list.
 
     Without a shared list, a thousand reclaimed machines would cause a thousand requests for the list.
     """

@@ -60,7 +60,7 @@ SHELL_GUARD: Final = ShellGuard(
     servers=("dstack",),
 )
 DIRECT: Final = {"runpod": ("runpod", "runpod"), "vastai": ("vastai", "vastai"), "lambda": ("lambda", "lambda_cloud")}
-"""The profile and the provider that can query a cloud's machines directly, by dstack's name for the cloud."""
+"""Maps dstack's name for a cloud to the profile and the provider that can query the cloud's machines directly."""
 SKEW_S: Final = 86_400.0
 """Maximum lag of the server's clock in seconds. The search for a reservation's run excludes runs that are older than
 the reservation by more than this value.
@@ -162,7 +162,7 @@ class DstackProvider(ReservingProvider):
         reservation exists.
         """
         try:
-            at = self._read(id).get("at")  # unknown for a reservation made on another machine: all pages are read
+            at = self._read(id).get("at")  # None for a reservation from another machine; then all pages are read
             since = at - SKEW_S if at else None
             runs = [r for r in await self._server.runs(self._project, active=False, since=since) if _lease(r) == id]
             live = next((run for run in runs if not run.ended), None)
@@ -191,7 +191,7 @@ class DstackProvider(ReservingProvider):
         for fleet in await self._server.fleets(self._project):
             for one in fleet.instances:
                 made = (epoch(one.created) or began) >= began
-                # until the machine is provisioned, some of these are unknown
+                # some of these values are unknown until the machine is provisioned
                 pairs = (one.hostname, machine.hostname), (one.backend, machine.backend), (one.region, machine.region)
                 same = all(first is None or second is None or first == second for first, second in pairs)
                 if one.status != _OVER and same and made:

@@ -31,7 +31,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> HfJobsProvider:
     return HfJobsProvider(profile, state, clock)
 
 
-ACCOUNT_KEYS: Final = ()  # the Hub token is not an account key: jobs also receive it, to read and push
+ACCOUNT_KEYS: Final = ()  # the Hub token is not an account key, because jobs also need it to read and push
 SHELL_GUARD: Final = ShellGuard(
     ends={
         "hf": (
@@ -157,7 +157,7 @@ class HfJobsProvider(ReservingProvider):
         found: dict[str, Instance] = {}
         live = {jobs.labels_of(job).get(jobs.LEASE, ""): job for job in running}
         for token in self._tokens():
-            if (job := live.get(token)) is not None:  # only tokens without a running job need a separate request
+            if (job := live.get(token)) is not None:  # other tokens need a separate request
                 found[token] = self._instance(token, job, self._read(token).get("usd"), token=token)
                 continue
             if self._read(token).get("ended"):
@@ -229,7 +229,10 @@ class HfJobsProvider(ReservingProvider):
 
 
 def _planned(one: Mapping[str, Any], prices: Mapping[str, float]) -> Instance:
-    """Return a scheduled job as an instance. Unless suspended, it counts as billed: one of its jobs may be running."""
+    """Return a scheduled job as an instance.
+
+    Unless it is suspended, it counts as billed, because one of its jobs may be running.
+    """
     paused = one.get("suspend") is True
     schedule, status = line(str(one.get("schedule")), 60), one.get("status")
     at = line(str(status.get("nextJobRunAt")), 40) if isinstance(status, dict) else "unknown"

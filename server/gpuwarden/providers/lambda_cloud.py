@@ -81,7 +81,7 @@ class _Kinds(ResponseModel):
 
 
 class _InstanceId(ResponseModel):
-    """The fields that even an invalid row must have: an instance without a name could have any token."""
+    """The fields that even an invalid row must have, because an instance without a name could have any token."""
 
     id: Ident
     name: str

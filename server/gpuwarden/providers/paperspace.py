@@ -7,10 +7,11 @@
 | `PAPERSPACE_REGION` | region for new machines; required |
 | `PAPERSPACE_NETWORK`, `PAPERSPACE_STARTUP_SCRIPT` | optional ids of a private network and of a startup script |
 
-New Linux machines accept the account's SSH keys. The API has no price list and no balance. Only existing machines
-have a price, so a quote uses the price of a machine of the same type in the team, and a price cap can't be enforced.
-Without a balance, gpuwarden can't predict when the credit runs out. A machine must be off before it can be deleted. A
-deadline becomes the machine's auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is disabled.
+New Linux machines accept the account's SSH keys. The API does not report a price list or the balance. Only existing
+machines have a price, so a quote uses the price of a machine of the same type in the team, and a price cap can't be
+enforced. Without a balance, gpuwarden can't predict when the credit runs out. A machine must be off before it can be
+deleted. A deadline becomes the machine's auto-shutdown, which is a hard power-off; without a deadline, auto-shutdown is
+disabled.
 
 The API description does not specify the unit of the usage rate or the storage rate. Paperspace's older API had an
 hourly rate for usage and a monthly rate for storage. Every disk in the price list costs less than a dollar an hour and
@@ -111,7 +112,7 @@ class _Availability(ResponseModel):
 
 
 _Changed: TypeAlias = _Wrapped | _Machine
-"""In the API description, the reply is a machine. The service may wrap it together with the event that changes it."""
+"""According to the API description, the reply is a machine, but the service may wrap it together with an event."""
 
 
 class _Team(ResponseModel):
@@ -347,8 +348,8 @@ class Paperspace(HttpProvider):
             "startOnCreate": True,
             "autoShutdownEnabled": False,
         }
-        # Paperspace's own shutdown at the deadline, in whole hours rounded up. It is disabled if its maximum is shorter
-        # than the deadline. gpuwarden does not promise a shutdown time, because no source confirms that the shutdown
+        # Paperspace shuts the machine down at the deadline, rounded up to whole hours. This is disabled if the deadline
+        # exceeds the maximum. gpuwarden does not promise a shutdown time, because no source confirms that the shutdown
         # works. The field names are those in DigitalOcean's documentation; other descriptions name them differently.
         if resources.deadline_s is not None and (hours := math.ceil(resources.deadline_s / 3600)) <= MOST_HOURS:
             order |= {"autoShutdownEnabled": True, "autoShutdownTimeout": hours}

@@ -6,9 +6,9 @@
 | `PRIME_TEAM_ID` | the team that owns new Pods and pays for them; default: the user's own account |
 | `PRIME_IMAGE` | the image of new Pods, if the provider has it |
 
-The price cap is part of the order itself; a quote includes the surcharges for additional disk, vCPUs and memory.
-Prepaid offers are skipped, because money paid in advance can't be metered. gpuwarden can't stop Pods; a stopped Pod
-counts as billed at its full price unless its record has a price for the stopped state.
+The price cap is sent with the order; a quote includes the surcharges for additional disk, vCPUs and memory.
+Prepaid offers are skipped, because gpuwarden can't track payments made in advance. gpuwarden can't stop Pods; a stopped
+Pod counts as billed at its full price unless its record has a price for the stopped state.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _Deleted(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
-    """Map refusals to errors. An unknown path returns only "Not Found"; a missing Pod returns a longer sentence."""
+    """Map refusals to errors. For an unknown path, the message is "Not Found"; for a missing Pod, it is longer."""
     if reply.status == 404 and (text := reply.text("detail", "error.message")) and text.casefold() != "not found":
         return NotFound(f"Prime Intellect did not find the requested object: {message}")
     if reply.status in {400, 409, 422} and re.search(

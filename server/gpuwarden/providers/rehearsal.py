@@ -43,7 +43,7 @@ class RehearsalProvider:
         return salted(salt, self.name, self.profile.id, self.cloud.nonce)
 
     async def account_id(self) -> Answer[str]:
-        """Raise NotSupported, because a simulated cloud has no account, only a nonce."""
+        """Raise NotSupported, because a simulated cloud has a nonce instead of an account."""
         raise NotSupported("a simulated cloud has no account name")
 
     async def check(self) -> list[Finding]:
@@ -93,7 +93,7 @@ class RehearsalProvider:
 
 def create(profile: Profile, state: Path, clock: Clock) -> RehearsalProvider:
     """Return the provider for one profile. The simulated cloud's files are stored in `state/<profile id>`."""
-    # With the system clock, a supervisor process applies changes on time; with any other clock, the next poll does so.
+    # With the system clock, a supervisor process applies changes on time; otherwise, the next poll applies them.
     from gpuwarden.rehearsal.cloud import Cloud  # imported late: this module is often loaded only for its key names
 
     return RehearsalProvider(Cloud(state / profile.id, profile, clock, supervise=isinstance(clock, SystemClock)))

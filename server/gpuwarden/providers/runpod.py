@@ -119,7 +119,7 @@ class _Price(ResponseModel):
     community: float = 0.0
 
     def of(self, cloud: Cloud) -> float:
-        """Return the price or the count for a cloud."""
+        """Return the value for a cloud."""
         return self.secure if cloud == "SECURE" else self.community
 
 
@@ -170,7 +170,7 @@ class _Account(ResponseModel):
 
 
 class _Graph(ResponseModel):
-    """A GraphQL reply. An error in it invalidates all other fields, regardless of the HTTP status."""
+    """A GraphQL reply. If it contains an error, all other fields are invalid, regardless of the HTTP status."""
 
     data: _Account
     errors: None = None
@@ -194,7 +194,7 @@ class _Keys(ResponseModel):
 
 
 def _refusal(reply: ApiResponse, message: str) -> WardenError | None:
-    """Map refusals to errors. *Not found* counts only in the API's own problem document."""
+    """Map refusals to errors. A 404 counts as *not found* only if the body is the API's own problem document."""
     body = reply.json
     if (
         reply.status == 404
@@ -462,7 +462,7 @@ class RunPod(HttpProvider):
             return True
         ran = self.clock.now() - (epoch(pod.startedAt) or 0.0)
         if runtime.uptime is not None and runtime.uptime > ran + 60:
-            return True  # the reported uptime counts from an earlier start
+            return True  # the reported uptime belongs to an earlier start
         if self._left.get(pod.id) == (direct.host, direct.port) and ran < self.settle_s:
             return True
         self._left.pop(pod.id, None)

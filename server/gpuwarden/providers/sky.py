@@ -67,7 +67,7 @@ MANAGED: Final[dict[str, tuple[InstanceState, bool | None]]] = {
     "WINDING_DOWN": (_S.RUNNING, True),
     "CANCELLING": (_S.STOPPING, None),
 }
-"""A machine's state and whether it is billed, by the state of its managed job."""
+"""Maps a managed job's state to its machine's state and to whether the machine is billed."""
 WITNESSES: Final = {
     "lambda": "lambda",
     "paperspace": "paperspace",
@@ -75,7 +75,7 @@ WITNESSES: Final = {
     "runpod": "runpod",
     "vast": "vastai",
 }
-"""The platforms that gpuwarden can query directly, by SkyPilot's cloud names."""
+"""Maps SkyPilot's name for a cloud to the platform that gpuwarden can query directly."""
 CONTROLLER: Final = "SkyPilot's own controller machine: it is billed until you end it with `sky down`"
 
 ACCOUNT_KEYS: Final = ("SKYPILOT_SERVICE_ACCOUNT_TOKEN",)
@@ -109,7 +109,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyProvider:
 
 
 class SkyProvider:
-    """The provider for clusters on one infrastructure, which is named by the profile's id, such as `sky/aws`."""
+    """The provider for clusters on one infrastructure. The profile's id names the infrastructure, such as `sky/aws`."""
 
     name = "sky"
 
@@ -167,7 +167,7 @@ class SkyProvider:
     async def quote(self, resources: Resources) -> Answer[Quote]:
         """Return the price of the cheapest offer in the catalog, from a dry run of the launch."""
         plan = await self._sky.ask(Plan, "quote", task=task(self.infra, resources), name=f"{PREFIX}quote")
-        switch = "stops itself by autostop" if plan.stops else "can't be stopped, and does not end itself"
+        switch = "stops itself by autostop" if plan.stops else "can't be stopped and does not end by itself"
         return Known(
             Quote(
                 platform=self.profile.id,
@@ -205,7 +205,7 @@ class SkyProvider:
         found = await self._of(token)
         if found is not None:
             return Known(found)
-        switch = "stops itself" if launched.idle_minutes else "does not stop itself: its cloud does not support that"
+        switch = "stops itself" if launched.idle_minutes else "does not stop itself; its cloud does not support it"
         return Known(self._booting(token, f"launch requested from SkyPilot; the cluster {switch}"))
 
     async def find(self, token: str) -> Answer[tuple[Instance, ...]]:
@@ -292,7 +292,7 @@ class SkyProvider:
         return self._booting(token, "SkyPilot is launching the cluster") if any(r.live for r in seen.requests) else None
 
     async def _gone(self, ident: str, token: str, why: str) -> Answer[Instance | None]:
-        """Return the final state of an unlisted cluster, with its cost; Unknown if another source disagrees."""
+        """Return the final state and the cost of an unlisted cluster; Unknown if another source contradicts this."""
         kept = self._read(ident)
         costs = await self._sky.ask(list[Cost], "cost", names=[ident])
         ours = [c for c in costs if kept.get("hash") in (None, c.hash)]
@@ -308,7 +308,7 @@ class SkyProvider:
         return Known(Instance(id=ident, token=token, state=_S.GONE, meter=False, cost_usd=paid, why=line(why, 300)))
 
     async def _witness(self, kept: Mapping[str, Any]) -> str:
-        """Return the reason that the cloud's own provider does not confirm the end; "" if it does or is unavailable."""
+        """Return why the cloud's own provider does not confirm the end; "" if it confirms it or is unavailable."""
         from gpuwarden.providers.base import keyed, load_provider
 
         platform = WITNESSES.get(self.infra)
@@ -369,6 +369,6 @@ def _managed_machine(job: ManagedJob) -> Instance:
     state, meter = MANAGED.get(job.status, (_S.UNCLEAR, None))
     why = (
         f"SkyPilot's managed job {line(job.name, 80)}, {line(job.status, 20)}, recovered {job.recoveries} times: "
-        f"it is billed until it ends, and SkyPilot replaces a lost machine; `sky jobs cancel {job.id}` ends it"
+        f"it is billed until it ends, and SkyPilot replaces a lost machine; to end it, run `sky jobs cancel {job.id}`"
     )
     return Instance(id=f"jobs/{job.id}", state=state, meter=meter, created_at=job.submitted_at, why=why)

@@ -4,10 +4,9 @@ It uses the same environment variables as the provider `sky`. `create` makes a r
 dry-runs a launch and writes the token and the price to a file. After the launch, the instance's state is the state of
 the managed job with the reservation's name.
 
-An ended job does not prove that its machine is gone: the controller sets the state first and ends the machine
-afterward. So the machine counts as gone only if the controller has finished with the job and SkyPilot's cost report,
-if it lists the machine, agrees. If the controller failed, the machine's state is unknown, and the machine counts as
-billed.
+The end of a job does not prove that its machine is gone, because the controller sets the state before it ends the
+machine. The machine counts as gone only if the controller has finished with the job and SkyPilot's cost report, if it
+lists the machine, agrees. If the controller failed, the machine's state is unknown, and the machine counts as billed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def create(profile: Profile, state: Path, clock: Clock) -> SkyJobsProvider:
 
 
 class SkyJobsProvider(ReservingProvider, SkyProvider):
-    """The provider for reservations and their managed jobs. Account, price and checks are the same as for clusters."""
+    """The provider for reservations and their managed jobs. Prices and checks are the same as for clusters."""
 
     name = "sky_jobs"
 
@@ -106,7 +105,7 @@ class SkyJobsProvider(ReservingProvider, SkyProvider):
             return Unknown(error.message)
 
     async def _ended(self, id: str, ours: list[ManagedJob]) -> Answer[Instance | None]:  # noqa: A002
-        """Return the final state of finished jobs. If there is no job, return the reservation, or None if it is not
+        """Return the final state of finished jobs. If there are no jobs, return the reservation, or None if it is not
         active.
         """
         if not ours:

@@ -51,7 +51,7 @@ HEADROOM: Final = 1.2
 MOST_BID: Final = 1.5
 """Ratio of a quote to the minimum bid. The bid of an outbid instance is raised only up to the quoted price."""
 ON_START: Final = "touch ~/.no_auto_tmux"
-"""Without this file, every login and every command would start tmux."""
+"""Prevents tmux from starting at every login and every command."""
 
 
 Contract = Annotated[int, Field(ge=0)]
@@ -132,7 +132,7 @@ class _Key(ResponseModel):
 
 
 class _User(ResponseModel):
-    """The account. Its prepaid balance is `credit`, which is missing from the API description; `balance` may differ."""
+    """The account. The prepaid balance is `credit`, which the API description omits; `balance` may differ."""
 
     balance: float
     credit: float | None = None
@@ -191,7 +191,7 @@ class Vast(HttpProvider):
         super().__init__(profile, clock, env)
         self._gpu_names: tuple[str, ...] = ()
         self._stopped: set[str] = set()
-        """Instances that this process stopped. The API reports the same state for an outbid instance."""
+        """Instances that this process stopped. The API reports the same state for outbid instances."""
 
     async def check_account(self) -> Findings:
         """Return an error finding if neither this machine nor the account has a public SSH key.
@@ -247,7 +247,7 @@ class Vast(HttpProvider):
             try:
                 return await self._rent(offer, resources, label, token)
             except NoCapacity:
-                there = await self.find(token)  # a refused request may have taken effect
+                there = await self.find(token)  # a refused request may still have taken effect
             if isinstance(there, Unknown):
                 return there
             if there.value:
@@ -299,7 +299,7 @@ class Vast(HttpProvider):
         return Known(Balance(amount=user.balance if user.credit is None else user.credit))
 
     async def start(self, id: str) -> Answer[None]:  # noqa: A002
-        """Start a stopped instance. It waits until its own GPU, which another customer may have rented, is free."""
+        """Start a stopped instance. It waits while another customer rents its GPU."""
         self._stopped.discard(id)
         return await self._put(id, "running")
 
@@ -327,7 +327,7 @@ class Vast(HttpProvider):
         return done if isinstance(done, Unknown) else Known(None)
 
     async def terminate(self, id: str) -> Answer[None]:  # noqa: A002
-        """Request termination. The request may have to be repeated: only the next poll shows whether it worked."""
+        """Request termination. Only the next poll shows whether the request worked, so it may have to be repeated."""
         if not _is_id(id):
             return Known(None)
         try:
@@ -386,8 +386,8 @@ class Vast(HttpProvider):
         return Known(tuple(fitting))
 
     async def _named(self, asked: str) -> tuple[str, ...]:
-        """Return the platform's names for a GPU; empty if the platform lists no names at all. Raises BadRequest if it
-        lists names, but none for this GPU.
+        """Return the platform's names for a GPU; empty if the platform's list is empty or unavailable. Raises
+        BadRequest if the list does not contain this GPU.
         """
         if not self._gpu_names:
             answer = await self.client.ask("GET", "/api/v0/gpu_names/unique/", _GpuNames)
@@ -484,7 +484,7 @@ class Vast(HttpProvider):
                     break
                 params["after_token"] = answer.value.next_token
             else:
-                return None  # partial charges are not a bill
+                return None  # an incomplete list of charges is not a bill
         except WardenError:
             return None
         if not found:

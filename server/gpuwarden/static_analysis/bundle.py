@@ -63,7 +63,7 @@ sys.meta_path.insert(0, _Gputrain(sys._getframe().f_code.co_filename))
 
 @dataclass(frozen=True)
 class Bundle:
-    """A script and its package's sources, by module. `lines` maps a module to the line where its source starts."""
+    """A script and its package's sources, keyed by module. `lines` maps a module to the first line of its source."""
 
     script: str
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def _start(node: ast.stmt) -> int:
 
 
 def split(text: str) -> Bundle:
-    """Return the script in a bundle and the package's sources; no sources if the text is not a bundle."""
+    """Split a bundle into the script and the package's sources. Text that is not a bundle has no sources."""
     before, loader, rest = text.partition(_LOADER)
     after, code, tail = rest.partition(f"\n{_CODE}\n")
     sources: dict[str, list[str]] = {}
@@ -269,7 +269,7 @@ def _imported(node: ast.AST) -> tuple[str, ...]:
 
 
 def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> None:
-    """Add a module's statements, after those of the package itself and the modules that it imports."""
+    """Add a module's statements to `order`, after those of its package and of the modules that it imports."""
     if module in order or module not in bundle.sources:
         return
     order[module] = []  # a circular import ends here
@@ -285,7 +285,7 @@ def _collect(module: str, bundle: Bundle, order: dict[str, list[ast.stmt]]) -> N
 
 
 def missing_module(tree: ast.Module, bundle: Bundle) -> str:
-    """Return a package module that a script imports but that is missing; empty if none is missing."""
+    """Return the first module that a script imports but its package lacks; empty if all modules exist."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module)) if _imported(node) and module not in bundle.sources:

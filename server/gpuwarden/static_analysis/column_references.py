@@ -118,7 +118,7 @@ def _asked(test: ast.expr, row: str) -> frozenset[str] | None:
 def _row_readers(
     program: Program, functions: Mapping[str, ast.FunctionDef]
 ) -> Iterator[tuple[ast.FunctionDef | ast.Lambda, bool]]:
-    """Yield the functions that receive rows as their first parameter, and whether this depends on a condition."""
+    """Yield the functions that receive rows as their first parameter, and whether they are applied conditionally."""
     given = [(node, not call.certain) for call, node in row_functions(program)]
     given += [
         (_named(c.node, "formatting_func"), False) for c in program.calls if c.last.endswith("Trainer") and c.node
@@ -136,14 +136,14 @@ def _named(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _read(node: ast.AST, function: ast.FunctionDef | ast.Lambda) -> str:
-    """Return the column that a node reads from the row passed to a function; an empty string if it reads none."""
+    """Return the column that a node reads from the row passed to a function, or an empty string."""
     match node:
         case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)), ctx=ast.Load()):
             return key if name == function.args.args[0].arg else ""
     return ""
 
 
-# Reward function parameters that trl itself passes; all others are columns.
+# Reward function parameters that trl itself passes; all other parameters are columns.
 _REWARD_GIVEN = frozenset(
     {"self", "prompts", "completions", "completion_ids", "trainer_state", "environments", "log_extra", "log_metric"}
 )

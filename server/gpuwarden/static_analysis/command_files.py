@@ -35,7 +35,7 @@ def started_file(command: Sequence[str]) -> str:
 
 
 def named_files(words: Sequence[str]) -> Iterator[str]:
-    """Yield arguments and values of `--name=value` that look like data, settings or code files."""
+    """Yield the arguments, including the values in `--name=value`, that look like data, settings or code files."""
     for word in words:
         value = word.partition("=")[2] if word.startswith("-") else word
         if _DATA.fullmatch(value) and "://" not in value:

@@ -20,8 +20,8 @@ class CommandLine:
     """The flags that a script declares.
 
     `flags` maps each flag, with dashes replaced by underscores, to the strings that it accepts (empty: any). `classes`
-    lists the dataclasses whose fields are also flags. `abbreviates`: flags may be abbreviated. `ignores`: unknown flags
-    have no effect. `partial`: other code may add flags or read unknown flags.
+    lists the dataclasses whose fields are also flags. `abbreviates` is true if flags may be abbreviated, `ignores` if
+    unknown flags have no effect, and `partial` if other code may add flags or read unknown flags.
     """
 
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class CommandLine:
 
 
 def command_line(program: Program) -> CommandLine | None:
-    """Return a program's command line; None if it has none, or if it can't be determined completely."""
+    """Return the flags that a program accepts; None if it parses no flags, or if some flags can't be determined."""
     parsers = [c for c in program.calls if c.last in {"ArgumentParser", *_DATACLASS_PARSERS}]
     last = {c.last for c in program.calls}
     if len(parsers) != 1 or "add_subparsers" in last or not last & (_EXACT | _TOLERANT):
@@ -74,13 +74,13 @@ def command_line(program: Program) -> CommandLine | None:
 
 
 def _elsewhere(call: Call) -> bool:
-    """Return true if a call parses anything other than the command line."""
-    given = (call.get(name) for name in ("args", "args_filename"))  # a list or a file of arguments
+    """Return true if a call parses a list or a file of arguments instead of the command line."""
+    given = (call.get(name) for name in ("args", "args_filename"))
     return any(a is not None for a in (*call.args, *given))
 
 
 def _drops_rest(program: Program, parse: ast.Call) -> bool:
-    """Return true if the unknown flags, which are the last result of a tolerant call, are never read."""
+    """Return true if the program never reads the unknown flags that `parse_known_args` or a similar call returns."""
     read = {node.id for node, _ in program.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node, _ in program.nodes:
         match node:

@@ -86,7 +86,7 @@ HEADS: dict[str, str] = {
 
 # -------------------------------------------------------------------------------------------------- dependencies
 
-# Maps import names to package names where they differ. Each of the packages provides the import.
+# Maps import names to the packages that provide them, if the names differ. Any of the packages provides the import.
 DISTRIBUTIONS: dict[str, tuple[str, ...]] = {
     "sklearn": ("scikit-learn",),
     "PIL": ("pillow",),

@@ -17,9 +17,9 @@ from gpuwarden.static_analysis.three_valued import bounded
 
 @dataclass(frozen=True)
 class EnvRead:
-    """An environment variable that a program reads. `required`: the program fails if the variable is not set.
+    """An environment variable that a program reads. `required` is true if the program fails when it is not set.
 
-    `checked`: the program has a default, tests the value, or catches the error.
+    `checked` is true if the program has a default, tests the value, or catches the error.
     """
 
     name: str
@@ -32,7 +32,7 @@ class EnvRead:
 class Shell:
     """A program that a script starts: its arguments, whether its output is `hidden` and its failure is `checked`.
 
-    `maybe`: it may not be started on a new machine, or the script continues without it.
+    `maybe` is true if the program may not be started on a new machine, or if the script continues without it.
     """
 
     words: tuple[str, ...]
@@ -210,7 +210,7 @@ def _unwrapped(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def installed(shells: Iterable[Shell], tool: str) -> frozenset[str]:
-    """Return the packages that a script installs itself with `tool`, which is `apt` or `pip`."""
+    """Return the packages that a script itself installs with `tool` (`apt` or `pip`)."""
     found: set[str] = set()
     for shell in shells:
         words = [w.rpartition("/")[2] if n == 0 else w for n, w in enumerate(shell.words)]

@@ -17,14 +17,14 @@ _READS_WORDS = re.compile(r"argv|[Pp]ars|\b(absl|click|fire|typer|tyro|hydra|dra
 
 @dataclass(frozen=True)
 class ScriptFlags:
-    """The flags in one script's text, and the script's facts, which are None if the script can't be parsed."""
+    """The flags in one script's text, and the facts about the script (None if it can't be parsed)."""
 
     text: str = ""
     literal: frozenset[str] = frozenset()
     facts: ScriptFacts | None = None
 
     def declares(self, word: str) -> bool | None:
-        """Return whether the script declares the unabbreviated flag in an argument; None if that is unknown."""
+        """Return whether the script declares an argument's flag, without abbreviation; None if that is unknown."""
         flag = word.partition("=")[0]
         name = flag.lstrip("-").replace("-", "_")
         if {flag, name} & self.literal:

@@ -50,7 +50,7 @@ def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFact
         if word.startswith("-") and len(word) > 1:
             name, equals, value = word.lstrip("-").partition("=")
             given[name.replace("-", "_")] = value if equals else after
-    # Facts without imports come from a command without a script.
+    # The facts contain no imports if the command does not run a script.
     uses = script.uses if script is not None and not script.error and script.uses.imports else None
     return GroupLaunch(
         launcher=launcher,
@@ -65,7 +65,7 @@ def read_launch(words: Sequence[str], env: Mapping[str, str], script: ScriptFact
 
 
 def _most(text: str | None) -> int | None:
-    """Return a number, or the upper end of a range such as `1:4`."""
+    """Parse a number, or the upper end of a range such as `1:4`; None for other text."""
     found = re.fullmatch(r"(?:\d{1,6}:)?(\d{1,6})", text or "")
     return int(found[1]) if found else None
 
@@ -76,7 +76,7 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
         return True
     if uses is None:
         return None
-    # `from_pretrained` only loads weights, and `load_dataset` only loads data: neither restores a run.
+    # `from_pretrained` loads only weights, and `load_dataset` loads only data; neither restores a run.
     asks = (c.kwargs.get(name) for c in uses.calls for name in RESUMES if name in c.kwargs)
     return any(value not in (None, False) for value in asks) or any(
         c.last in LOADS and "yaml" not in c.name and "json" not in c.name for c in uses.calls
@@ -84,7 +84,7 @@ def restores_state(uses: Uses | None, given: Mapping[str, str]) -> bool | None:
 
 
 def collective_timeout(uses: Uses | None, given: Mapping[str, str]) -> float | None:
-    """Return the timeout for collective operations in seconds; None if it is PyTorch's default or computed."""
+    """Return the timeout for collective operations in seconds; None if it is computed or is PyTorch's default."""
     value = given.get("ddp_timeout", "")
     if value.isdigit():
         return float(value)

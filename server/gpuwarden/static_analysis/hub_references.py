@@ -50,7 +50,7 @@ class RepoUse:
 
     @property
     def certain(self) -> bool:
-        """Return true if the program reads the repo under every condition and fails if it can't."""
+        """Return true if the program always reads the repo, and fails if that is impossible."""
         return not self.maybe and not self.tried
 
 
@@ -100,7 +100,7 @@ def split_keys(program: Program) -> dict[int, list[str]]:
                 if isinstance(target, ast.Name):
                     one = node.value if isinstance(node.value, ast.Call) and target.id not in held else None
                     held[target.id] = one
-    own: set[str] = set()  # keys that the script sets or whose existence it tests first
+    own: set[str] = set()  # keys that the script sets, or that it tests for before use
     for node, _ in program.nodes:
         match node:
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Store()):

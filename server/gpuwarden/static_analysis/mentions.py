@@ -1,6 +1,6 @@
 """Find functions and classes that a program passes on, stores or renames.
 
-Such a function may be called anywhere, with any arguments: `pool.submit(torch.save, ...)`, `T = SFTTrainer`.
+They may be called anywhere, with any arguments: `pool.submit(torch.save, ...)`, `T = SFTTrainer`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.static_eval import SETTINGS, Program
 
 @dataclass(frozen=True)
 class Mention:
-    """A name that is used without being called. `imported` is false for an attribute of a variable."""
+    """A callable that is mentioned but not called. `imported` is false for an attribute of a variable."""
 
     name: str
     line: int

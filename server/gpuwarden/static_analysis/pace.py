@@ -10,12 +10,12 @@ from gpuwarden.core.models import Frozen
 SETTLED_S: Final = 150.0
 SETTLED_STEPS: Final = 20
 _SPREAD: Final = (0.75, 1.45)
-"""Minimum and maximum remaining duration, relative to the duration at a settled pace: longer rows, evaluations and
-saves may follow.
+"""Minimum and maximum remaining duration, relative to the duration at a settled pace. The rest of the run may have
+longer rows, evaluations and saves.
 """
 _EARLY: Final = (0.4, 2.5)
 _EARLIER: Final = (0.6, 1.7)
-"""Minimum and maximum duration, relative to that at an earlier run's pace: the machine and its load may differ."""
+"""Minimum and maximum duration, relative to an earlier run's pace. The machine and its load may differ."""
 _LAST_S: Final = 120.0
 """Seconds that the last save and upload may take."""
 

@@ -56,7 +56,7 @@ def _chosen(requirements: tuple[str, ...] | None) -> Mapping[str, ChosenRelease]
 
 
 class Libraries:
-    """One job's libraries: one release of each. If the tables don't contain a library's release, the releases before
+    """The libraries of one job, with one release of each. If the tables lack a library's release, the releases before
     and after it are used instead.
 
     Releases are chosen when a table is first needed, because reading all tables takes longer than analyzing most
@@ -77,7 +77,7 @@ class Libraries:
 
     @cached_property
     def installed(self) -> list[Installed]:
-        """Return the libraries that the job gets: one set, or two if a release is between two releases in a table."""
+        """Return the job's set of libraries, or two sets if a release lies between two releases in a table."""
         ends = ({p: c.places[0] for p, c in self.chosen.items()}, {p: c.places[-1] for p, c in self.chosen.items()})
         return [Installed(places, self.use.own) for places in (ends[:1] if ends[0] == ends[1] else ends)]
 
@@ -165,9 +165,9 @@ class Libraries:
         return call.base not in self.use.rebound and call.line not in self.use.careful
 
     def library_class(self, name: str) -> str:
-        """Return the library class from which a script's own class inherits, or the name itself for other names."""
+        """Return the library class from which a script's own class inherits; other names are returned unchanged."""
         name = OWN + name if OWN + name in self.use.own else name
-        for _ in self.use.own:  # classes may inherit from each other in a circle
+        for _ in self.use.own:  # the script's classes may inherit from each other in a circle
             own = self.use.own.get(name)
             if own is None or not own.bases:
                 break
@@ -186,7 +186,7 @@ class Libraries:
         yield from self._misspelt_arguments(call for call in calls if id(call) not in judged)
 
     def _misspelt_arguments(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
-        """Yield the arguments that no release ever had and that differ by a letter or two from an existing one.
+        """Yield the arguments that no release has ever had and that differ by a letter or two from an existing one.
 
         This check works even if the release is unknown, or if unsloth replaces the class.
         """
@@ -281,7 +281,7 @@ class Libraries:
             named = [flag for flag in fields if not flag.startswith("no_")]
             if not declared and (line.ignores or not exact):
                 meant = misspelt(name, named)
-                does = "which ignores it" if line.ignores else "with any release of its libraries"
+                does = "which ignores it" if line.ignores else "in any release of its libraries"
                 if meant or line.ignores:
                     fix = f"Write --{meant}." if meant else "Leave it out, or correct it."
                     yield Mismatch(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
@@ -295,7 +295,7 @@ class Libraries:
                 yield Mismatch(f"--{name} could be short for several flags: {listed}", "Write the full flag.")
 
     def declares(self, line: CommandLine, name: str) -> bool | None:
-        """Return whether a command line declares a flag in full; None if not all of its flags are known.
+        """Return whether a command line declares a flag, without abbreviation; None if some of its flags are unknown.
 
         A parser that ignores unknown flags may pass them to other code.
         """

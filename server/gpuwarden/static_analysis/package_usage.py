@@ -23,7 +23,7 @@ class PackageUse:
     """The facts that `package_use` finds in a program.
 
     `own` contains the script's classes, as definitions like those in the tables. `rebound` contains imported names that
-    the script also binds to other objects. `careful` contains lines that run only with some releases, or that have a
+    the script also binds to other objects. `careful` contains the lines that run only with some releases or that have a
     fallback.
     """
 
@@ -113,7 +113,7 @@ def _rebound(program: Program) -> Iterator[str]:
 
 
 def _careful(program: Program) -> Iterator[int]:
-    """Yield the lines in branches that depend on a version, and those in a `try` with a fallback."""
+    """Yield the lines in branches that depend on a version or in a `try` with a fallback."""
     for node, _ in program.nodes:
         if isinstance(node, ast.If | ast.IfExp):
             test = ast.unparse(node.test)

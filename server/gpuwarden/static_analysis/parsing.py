@@ -12,7 +12,7 @@ from gpuwarden.static_analysis.grammar_rewriting import Construct
 from gpuwarden.static_analysis.newer_grammar import newer_constructs, parse_newer
 
 _ONE_AT_A_TIME = threading.RLock()
-"""In Python 3.11, two threads that parse at once can fail because they share one depth counter."""
+"""In Python 3.11, parsing in two threads at once can fail, because the threads share one depth counter."""
 
 
 def parse(text: str) -> tuple[ast.Module, tuple[Construct, ...]]:

@@ -28,7 +28,7 @@ _TEXTS: Final = frozenset({"text", "anchor", "positive", "negative", "sentence1"
 _PARTS: Final = frozenset({"prompt", "completion", "chosen", "rejected"})
 _PICTURES: Final = frozenset({"image", "img", "mask", "annotation"})
 _UNTOLD: Final = re.compile(r"|null|unknown.*|json.*|.*(\.\.\.|\n).*", re.DOTALL)
-"""Types without information: an empty type, null, several kinds of values, or a truncated type."""
+"""Types that don't determine whether a column is usable: an empty type, null, mixed values, or a truncated type."""
 _CONTEXTS: Final = ("input", "context")
 _INFORMATIVE: Final = frozenset({"prompt"})
 """Columns that may accompany a pair of plain texts. A column with any other name is read only if it is renamed to one
@@ -103,7 +103,7 @@ def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
 
 
 def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | None:
-    """Return the fit for a column set that is complete, or for a larger column set that needs only renames."""
+    """Return the fit for a column set that the dataset has, or for a larger set that it has after renames."""
     for names in wanted:
         if not all(n in columns and usable(n, columns[n]) for n in names):
             continue
@@ -120,11 +120,11 @@ def as_it_is(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Fit | N
 
 
 def renamed(columns: Mapping[str, str], wanted: tuple[Columns, ...]) -> Iterator[Fit]:
-    """Yield each fit in which columns with synonymous names are renamed."""
+    """Yield a fit for each column set that the dataset has after columns with synonymous names are renamed."""
     context = "instruction" in columns and any(usable("text", columns.get(name, "-")) for name in _CONTEXTS)
     for names in wanted:
         if context and "completion" in names:
-            continue  # after a rename, training would not use the context
+            continue  # with the renamed columns, training would ignore the context
         if renames := _renames(columns, names):
             back = {new: old for old, new in renames.items()}
             yield Fit(names, renames, talks=any(_ROLES.match(columns[back.get(n, n)]) for n in names))

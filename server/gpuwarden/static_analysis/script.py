@@ -43,7 +43,7 @@ _START = re.compile(r"# /// ([a-zA-Z0-9-]+)")
 
 @dataclass(frozen=True)
 class Header:
-    """A script's inline metadata. `configured`: the metadata has settings for uv, such as package indexes."""
+    """A script's inline metadata. `configured` is true if it contains settings for uv, such as package indexes."""
 
     dependencies: tuple[str, ...] = ()
     requires_python: str | None = None
@@ -54,8 +54,9 @@ class Header:
 class ScriptFacts:
     """The facts about a script. `error` is the reason why the text can't be parsed; `uses` is then empty.
 
-    `grammar` is the construct that needs the latest Python, or None if Python 3.11 can parse the script. `newer`: the
-    header requires a Python whose grammar is not supported. `fetched` is the digest of a script that was downloaded.
+    `grammar` is the construct that needs the latest Python, or None if Python 3.11 can parse the script. `newer` is
+    true if the header requires a Python release whose grammar is not supported. `fetched` is the digest of a script
+    that was downloaded.
     """
 
     header: Header | None = None
@@ -82,7 +83,7 @@ def read_script(
         if header is not None and (misfit := _misfit(bundle.script, header, grammar)):
             return ScriptFacts(header, error=misfit, grammar=grammar)
         if bundle.sources and (lacking := missing_module(tree, bundle)):
-            return ScriptFacts(header, error=f"the script imports {lacking}, which its package {PACKAGE} does not have")
+            return ScriptFacts(header, error=f"the script imports {lacking}, which is not in its package {PACKAGE}")
         uses = analyse(Program(with_package(tree, bundle), env, args), files)
         if bundle.sources and not bundle.shipped:
             uses = replace(uses, unseen=(*uses.unseen, f"the changed package {PACKAGE}"))
@@ -115,8 +116,8 @@ def parse_bundle(text: str) -> tuple[Bundle, ast.Module, tuple[Construct, ...]]:
             return bundle, tree, constructs
     if holds_package(text):
         raise BadRequest(
-            f"the package {PACKAGE} at the end of the script, or its loader, has been changed, or lines follow it",
-            "Change only the other lines, or pass the script without the package.",
+            f"the package {PACKAGE} at the end of the script or its loader was changed, or lines were added after it",
+            "Change only the lines of the script itself, or pass the script without the package.",
         )
     return Bundle(text), *parse(text)
 
@@ -231,7 +232,7 @@ def versions_allowed(header: Header) -> list[tuple[int, int]]:
 
 
 def _misfit(text: str, header: Header, grammar: Construct | None) -> str | None:
-    """Return the reason why no Python release that a header allows can parse a script; None if one of them can."""
+    """Return the reason why the Python releases that a header allows can't parse a script; None if one of them can."""
     allowed = versions_allowed(header)
     if not allowed:
         return None

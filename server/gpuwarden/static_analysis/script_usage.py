@@ -50,7 +50,8 @@ class Setting:
 class Push:
     """A write to the Hub. `target` is None if the program does not specify a repo, and `?` if the repo is unknown.
 
-    `maybe`: the write depends on a condition or setting that is unknown. `tried`: the program continues if it fails.
+    `maybe` is true if the write depends on an unknown condition or setting, and `tried` if the program continues when
+    the write fails.
     """
 
     line: int
@@ -187,7 +188,7 @@ def analyse(program: Program, here: Iterable[str] = ()) -> Uses:
 
 
 def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
-    """Yield the dotted names and lines of all required imports, or else of all optional imports."""
+    """Yield the dotted names and lines of the required imports, or of the optional ones if `required` is false."""
     for node, _ in program.nodes:
         if (id(node) in program.optional or id(node) in program.maybe) is required:
             continue
@@ -201,9 +202,9 @@ def _imports(program: Program, *, required: bool) -> Iterator[tuple[str, int]]:
 
 
 def settings_of(program: Program, trainers: Iterable[Call]) -> Iterator[tuple[str, Setting]]:
-    """Yield the settings from a program's configurations, later assignments and command line.
+    """Yield the settings from a program's configurations, from later assignments, and from its command line.
 
-    The settings are UNKNOWN if a trainer's configuration is a parameter, or if its class is not known.
+    The settings are UNKNOWN if a trainer's configuration is a parameter or has an unknown class.
     """
     holders = set(_assigned_from(program, _ARGUMENTS.pattern))
     configs = [_with_folder(c) for c in program.calls if is_configuration(c)]
@@ -267,8 +268,8 @@ _SAME = {"out": "output_dir", "steps": "max_steps", "micro_batch": "per_device_t
 
 
 def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
-    """Return a bundled trainer's given settings under their names in a training configuration."""
-    # 0 means that the trainer chooses the batch size, and halves it if memory runs out.
+    """Return the settings given to a bundled trainer, under their names in a training configuration."""
+    # If the batch size is 0, the trainer chooses it, and halves it when memory runs out.
     values = {"out": typed.declared["out"].default} if "out" in typed.declared else {}
     values |= {"micro_batch": 0} if "micro_batch" in typed.declared else {}
     values |= typed.given
@@ -278,7 +279,7 @@ def _named_settings(typed: TypedSettings) -> dict[str, Setting]:
 
 
 def _chooses(program: Program, name: str) -> bool:
-    """Return true if the constructor of a script's own trainer class may pass arguments that its caller does not."""
+    """Return true if a script's own trainer class may pass its base class arguments that its caller does not pass."""
     own = program.classes.get(name)
     for node in ast.walk(own) if own else ():
         match node:
@@ -331,7 +332,7 @@ def methods_of(program: Program, trainers: Iterable[Call]) -> frozenset[str]:
 
 
 def _local_names(program: Program, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """Yield the paths that the program writes; an id that equals one of them is not a repo."""
+    """Yield the paths that the program writes. A string that equals one of them is not a repo id."""
     if isinstance(out := settings.get("output_dir", Setting("", 0, "")).value, str):
         yield out
     for call in program.calls:
@@ -396,7 +397,7 @@ def _pushed_file(write: Write) -> Iterator[Push]:
 
 
 def _unasked_pushes(program: Program, typed: TypedSettings | None) -> set[int]:
-    """Return a bundled trainer's lines that push to `hub_model_id` if that setting is not given."""
+    """Return the lines in which a bundled trainer would push to `hub_model_id`, if that setting is not given."""
     if typed is None or typed.text("hub_model_id"):
         return set()
     named = ((c.line, [*c.node.args, *(k.value for k in c.node.keywords)]) for c in program.calls if c.node)

@@ -33,7 +33,7 @@ ALIASES: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Trainer:
-    """One bundled trainer. `wanted` lists the column sets that it can read; it uses the first one that the dataset has.
+    """One bundled trainer. `wanted` lists the column sets that it can read, in order of preference.
 
     `source` is the text of its file, and `text` is the script that is submitted: the file with the package `gputrain`.
     """

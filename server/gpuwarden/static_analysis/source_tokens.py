@@ -116,7 +116,7 @@ class _Lexer:
     def token(self) -> Token | None:
         """Return the next token; None for white space and comments."""
         match = _TOKEN.match(self.source, self.at)
-        assert match is not None  # any character is a mark
+        assert match is not None  # the pattern for marks matches any character
         start, self.at = self.at, match.end()
         if match["quote"]:
             return self.string(start, match["prefix"].lower(), match["quote"])

@@ -49,8 +49,8 @@ class Call:
     """One call. `name` is the dotted name with imports resolved; a method of a variable is `.method` on `base`.
 
     `open` is true if a `*` or `**` with unknown content may pass more arguments. `maybe` is true if the call runs only
-    under an unknown condition, `tried` if the program continues after a failure, and `unusual` if it is tried or if a
-    new machine with a GPU may not fulfill the condition.
+    under an unknown condition, `tried` if the program continues after a failure, and `unusual` if it is tried or if the
+    condition may be false on a new machine with a GPU.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Call:
 
     @property
     def certain(self) -> bool:
-        """Return true if the program runs the call under every condition and fails if the call fails."""
+        """Return true if the program always runs the call, and fails if the call fails."""
         return not self.maybe and not self.tried
 
     @property
@@ -90,9 +90,9 @@ class Program:
     """A parsed program with its environment and arguments.
 
     `nodes` contains the parts that can run, with their scopes. `optional` contains those that may fail or be skipped
-    without harm, `maybe` those under an unknown condition, and `tried` those after whose failure the program continues.
-    `rewrites`: the program may set its own arguments, which are then unknown; `given` contains the flags that remain.
-    `configured`: any setting may be given, in a file or in such arguments.
+    without harm, `maybe` those under an unknown condition, and `tried` those whose failure does not stop the program.
+    `rewrites` is true if the program may set its own arguments, which are then unknown; `given` contains the flags that
+    remain. `configured` is true if any setting may be given in a file or in such arguments.
     """
 
     def __init__(self, tree: ast.Module, env: Mapping[str, str] | None = None, argv: Sequence[str] = ()) -> None:
@@ -113,7 +113,7 @@ class Program:
         self.calls = tuple(call for node, scope in called if (call := self._call(node, scope)).name)
 
     def _look(self, survey: Survey) -> None:
-        """Use a new survey, and delete the values that were computed from an earlier survey."""
+        """Use a new survey, and discard the values that were computed from the previous one."""
         self._survey = survey
         self.nodes, self.optional, self.maybe, self.tried = survey.nodes, survey.optional, survey.maybe, survey.tried
         self.rewrites = self._sets_arguments()
@@ -189,7 +189,7 @@ class Program:
             value = bounded(self._value(node, scope, depth + 1))
         finally:
             self._busy.discard(id(node))
-        if cuts == self._cuts:  # the evaluation was not stopped by a limit
+        if cuts == self._cuts:  # no limit stopped the evaluation
             self._memo[key] = value
         return value
 
@@ -294,7 +294,7 @@ class Program:
         return same(values) if values else self.value(_default(name, scope), None, depth)
 
     def _attribute(self, node: ast.Attribute, scope: Scope, depth: int) -> Any:
-        """Return the value of a declared option: `args.lr`, `Config.lr`."""
+        """Return the value of a declared option, such as `args.lr` or `Config.lr`."""
         base = node.value
         if not isinstance(base, ast.Name) or base.id in self.aliases or not self._holds_settings(base.id, scope):
             return UNKNOWN
@@ -420,7 +420,7 @@ class Program:
         return [(self.value(value, where), call.lineno) for value, where, call in given]
 
     def _given(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr | None, Scope, ast.Call]]:
-        """Yield the expression that each caller passes for a parameter, or its default, with its scope and the call.
+        """Yield the expression that each call passes for a parameter (or the default), its scope, and the call.
 
         The expression is None if it is unknown.
         """
@@ -438,8 +438,8 @@ class Program:
             yield given or default, where, call
 
     def bound(self, name: str, scope: Scope) -> Iterator[tuple[ast.expr | None, Scope]]:
-        """Yield the expressions, each with its scope, that are assigned to a name or passed for it; None for one that
-        is unknown. Yields nothing if the name is not a variable.
+        """Yield the expressions that are assigned to a variable or passed for a parameter, with their scopes. An
+        unknown expression is None. Yields nothing if the name is not a variable.
         """
         scope = self.home(name, scope)
         yield from ((value, scope) for value in self._assigned(name, scope))
@@ -448,9 +448,9 @@ class Program:
             yield from chain([first], passed) if (first := next(passed, None)) else [(None, scope)]
 
     def home(self, name: str, scope: Scope) -> Scope:
-        """Return the scope to which a variable that is read in a scope belongs."""
+        """Return the scope that binds a variable when it is read in `scope`."""
         while scope is not None:
-            seen = not isinstance(scope, ast.ClassDef)  # methods do not see the variables of their class
+            seen = not isinstance(scope, ast.ClassDef)  # methods can't access the variables in their class body
             if seen and (self._assigned(name, scope) or name in _parameters(scope)):
                 break
             scope = self._survey.parents.get(id(scope))
@@ -469,7 +469,7 @@ class Program:
         return self._survey.dotted(node)
 
     def _partial(self, func: ast.expr, scope: Scope) -> tuple[ast.Call, Scope] | None:
-        """Return the `functools.partial` call that creates a function, and its scope; None for any other function."""
+        """Return the `functools.partial` call that creates a function, and the call's scope; None for others."""
         found = [*islice(self.bound(func.id, scope), 2)] if isinstance(func, ast.Name) else [(func, scope)]
         match found:
             case [(ast.Call(func=maker, args=[_, *_]) as made, where)] if self.dotted(maker) == "functools.partial":

@@ -1,4 +1,4 @@
-"""Decide whether a program trains on a streamed dataset: follow the training set back to the calls that load it."""
+"""Decide whether a program trains on a streamed dataset by tracing the training set to the calls that load it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trains_on_stream(program: Program, trainers: Iterable[Call]) -> bool | None:
         own = program.classes.get(trainer.name)
         name = program.dotted(own.bases[0]) if own and own.bases else trainer.name
         if named or trainer.open or len(trainer.args) > 2:
-            # None if the training set is unknown, or if the trainer may need no steps.
+            # None if the training set is unknown, or if the trainer may not need `max_steps`.
             data = named[0] if named and name.startswith(_NEEDS_STEPS) and not trainer.maybe else None
             found.append(streams.of(data, trainer.scope))
     return True if {True} in found else None if any(sources - {False} for sources in found) else False
@@ -75,7 +75,7 @@ class _Streams:
         return {source for part in parts for source in self.of(part, scope, depth + 1)}
 
     def variable(self, name: str, scope: Scope, depth: int) -> Sources:
-        """Return the sources of a variable: of everything that is assigned to it or passed for it."""
+        """Return the sources of all values that are assigned to a variable or passed as a parameter."""
         key = (name, id(self.program.home(name, scope)))
         if key not in self.names:
             self.names[key] = set()  # a variable that is its own source adds nothing

@@ -29,7 +29,7 @@ _UNRELATED = frozenset(
 """Errors that do not indicate a missing file, a missing package or a wrong argument."""
 _LEAVES = frozenset({"sys.exit", "exit", "quit", "os._exit", "parser.error"})
 _INDIRECT = frozenset({"exec", "eval", "globals", "locals", "vars", "getattr", "Fire", "__main__", "modules"})
-"""Names with which a program may call a function indirectly."""
+"""Names that a program may use to call a function indirectly."""
 
 
 class Survey:
@@ -38,11 +38,11 @@ class Survey:
     `branches` maps the node ids of conditions to their known truth values. `optional` contains the parts that may fail
     or be skipped without harm, and `maybe` those under an unknown condition. `assigned` contains the values of names by
     scope, with None for a value that is not an expression; `stores` contains the values of attributes, and `mutated`
-    the names of objects that are changed. `written` contains the environment variables that the program sets, with `*`
-    for any. `rewrites` lists the lines that change `sys.argv`, with their scopes; if `drops` is true, arguments may be
-    lost. `tried` contains the parts of a `try` after whose failure the program continues; `unusual` contains these, and
-    the parts in `maybe` that may not run even on a new machine with a GPU. `executes`: the program runs text as code,
-    which may change any name.
+    the names of objects that are changed. `written` contains the environment variables that the program sets (`*`: any
+    variable). `rewrites` lists the lines that change `sys.argv`, with their scopes; if `drops` is true, arguments may
+    be lost. `tried` contains the parts of a `try` whose failure does not stop the program; `unusual` contains these,
+    and the parts in `maybe` that may not run even on a new machine with a GPU. `executes` is true if the program runs
+    text as code, which may change any name.
     """
 
     def __init__(self, tree: ast.Module, branches: Mapping[int, bool]) -> None:
@@ -207,7 +207,7 @@ class Survey:
                     self.written.add(str(key.value) if isinstance(key, ast.Constant) else "*")
 
     def _note_argv(self, node: ast.AST, scope: Scope) -> None:
-        """Record a change to the program's arguments, and whether it may drop some."""
+        """Record a change to the program's arguments, and whether it may drop some of them."""
         match node:
             case ast.Assign(targets=targets) | ast.Delete(targets=targets):
                 adds = False
@@ -231,7 +231,7 @@ class Survey:
         return self.dotted(node) == "sys.argv"
 
     def _bind(self, name: str, value: ast.expr | None, scope: Scope) -> None:
-        """Record a value that is assigned to a name; None if it is not an expression."""
+        """Record a value that is assigned to a name. The value is None if it is not an expression."""
         home = self._outer.get(id(scope), {}).get(name, scope)
         self.assigned.setdefault((id(home) if home else 0, name), []).append(value)
 
@@ -302,7 +302,7 @@ def idle_lines(tree: ast.Module) -> frozenset[int]:
 
 
 def first_process(test: ast.expr) -> bool:
-    """Return true if a condition is true in a job's first process: `accelerator.is_main_process`."""
+    """Return true if a condition such as `accelerator.is_main_process` holds in a job's first process."""
     match test:
         case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
             return name in _FIRST
@@ -312,7 +312,7 @@ def first_process(test: ast.expr) -> bool:
 
 
 def _new_machine(test: ast.expr) -> bool:
-    """Return true if a condition holds on a new machine with a GPU: `not os.path.exists("build")`."""
+    """Return true if a condition such as `not os.path.exists("build")` holds on a new machine with a GPU."""
     match test:
         case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="cuda"), attr="is_available")):
             return True
@@ -323,7 +323,7 @@ def _new_machine(test: ast.expr) -> bool:
 
 
 def catches(node: ast.AST) -> Iterator[tuple[set[str], Sequence[ast.stmt]]]:
-    """Yield the names of the errors that a `try` or `contextlib.suppress` catches, with the code that runs then."""
+    """Yield the names of the errors that a `try` or `contextlib.suppress` catches, with the code that handles them."""
     match node:
         case ast.Try(handlers=handlers) | ast.TryStar(handlers=handlers):
             yield from ((_named([h.type]) if h.type else {"Exception"}, h.body) for h in handlers)
@@ -350,9 +350,9 @@ def _leaves(node: ast.stmt) -> bool:
 
 
 def _survived_parts(node: ast.AST) -> set[int]:
-    """Return the statements in a `try` after whose failure the program continues; none if one of them trains.
+    """Return the statements in a `try` whose failure does not stop the program; empty if one of them trains.
 
-    A handler that returns counts as continuing. The code in functions that the block calls is not included.
+    A handler that returns does not stop the program. The code in functions that the block calls is not included.
     """
     handlers = (body for names, body in catches(node) if not names <= _UNRELATED)
     if not any(not body or not _leaves(body[-1]) for body in handlers):

@@ -1,8 +1,8 @@
 """Compute with known and unknown values.
 
-`UNKNOWN` is neither true nor false, equals nothing, and is not the absence of a value. An operation on `UNKNOWN`
-returns `UNKNOWN` unless the other operand alone determines the result. Callers use `truth`, which has three results,
-and never Python's `bool`.
+`UNKNOWN` is neither true nor false, and does not equal any value. It is different from None, which is a known value. An
+operation on `UNKNOWN` returns `UNKNOWN` unless the other operand alone determines the result. Callers use `truth`,
+which has three results, and never Python's `bool`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Declared:
         return f"--{self.name.replace('_', '-')}"
 
     def correction(self, value: object) -> str:
-        """Return a correction for a value, or an empty string if the value is valid."""
+        """Return advice for correcting a value, or an empty string if the value is valid."""
         words = [word.strip() for word in str(value).split(",")] if self.several else [str(value)]
         if self.choices and not set(words) <= set(self.choices):
             return f"Choose one of {', '.join(self.choices)}."
@@ -68,7 +68,7 @@ class TypedSettings:
     declared: Mapping[str, Declared] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
-    # The data must have all columns from one of these sets. Empty if the script lists no sets.
+    # The data must have all columns from one of these sets. Empty if the script does not list any sets.
     columns: tuple[frozenset[str], ...] = ()
     file: str = ""
 
@@ -154,7 +154,7 @@ def settings_repos(settings: TypedSettings) -> Iterator[RepoUse]:
 
 
 def _classes(program: Program) -> list[ast.ClassDef]:
-    """Return the bases of a script's settings class, then the class itself: the last class that declares settings."""
+    """Return the settings class, the last class in the script that declares settings, preceded by its bases."""
     classes = {node.name: node for node, scope in program.nodes if isinstance(node, ast.ClassDef) and scope is None}
     line = [node for node in classes.values() if any(_declaration(part) for part in node.body)][-1:]
     while line:
@@ -192,7 +192,7 @@ def _declaration(node: ast.stmt) -> tuple[str, str, ast.Call] | None:
 
 
 def _declared(program: Program, classes: list[ast.ClassDef]) -> Iterator[Declared]:
-    """Yield the settings that classes declare, a base class's before its subclass's."""
+    """Yield the settings that the classes declare, in the order of the classes."""
     for name, kind, call in filter(None, (_declaration(node) for one in classes for node in one.body)):
         limits = {k.arg: program.value(k.value) for k in call.keywords if k.arg}
         choices = limits.get("choices")

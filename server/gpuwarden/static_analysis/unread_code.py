@@ -44,7 +44,7 @@ _RECEIVES: Final = frozenset(
 
 
 def can_save(program: Program, nodes: Iterable[ast.Import | ast.ImportFrom], trainers: Iterable[Call]) -> bool:
-    """Return true if imported functions may receive a model, or may do a complete job judging by their names.
+    """Return true if imported functions may receive a model, or if their names suggest that they do a complete job.
 
     If the script itself does not train, the imported code may train, so the result is true.
     """
@@ -173,7 +173,7 @@ class _Unread:
         return False
 
     def call_gets_a_model(self, call: ast.Call) -> bool:
-        """Return true if a call passes a model to unread code, or unread code to an object that has a model."""
+        """Return true if a call passes a model to unread code, or passes unread code to an object that has a model."""
         given = [(None, n) for n in call.args] + [(k.arg, k.value) for k in call.keywords]
         name = _name(call.func)
         if self.foreign(call.func):

@@ -91,7 +91,8 @@ _KNOWN: Final = frozenset(
 class Write:
     """One save. `path` is None if it is unknown, or if other code chooses the folder.
 
-    `maybe`: the save depends on a condition or setting that is unknown. `tried`: the program continues if it fails.
+    `maybe` is true if the save depends on an unknown condition or setting, and `tried` if the program continues after a
+    failed save.
     """
 
     line: int
@@ -148,7 +149,7 @@ def lightning_writes(call: Call) -> Iterator[Write]:
 
 
 def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping[str, Any]) -> Iterator[Write]:
-    """Yield the save that a call makes, if any."""
+    """Yield the save that a call performs, if any."""
     folder: Any = None
     owners = (*makers_of(program, call), call.name.rpartition(".")[0]) if call.last in _SENT_PATHS else ()
     if any(owner.endswith(("HfFileSystem", "hffs")) for owner in owners):
@@ -176,14 +177,14 @@ def saved_by(program: Program, call: Call, trainers: set[str], settings: Mapping
 
 
 def may_save(call: Call) -> bool:
-    """Return true if a call is a method whose name suggests that it saves a model, and its file is not a report."""
+    """Return true if a method's name suggests that it saves a model, and its arguments do not name a report file."""
     given = (value for value in (*call.args, *call.kwargs.values()) if isinstance(value, str))
     report = any(PurePosixPath(value).suffix in _REPORT_SUFFIXES for value in given)
     return call.name.startswith(".") and MAY_SAVE.fullmatch(call.last) is not None and not report
 
 
 def named_path(call: Call) -> Any:
-    """Return the path argument of a call that saves; None if the call has no path and therefore saves nothing."""
+    """Return the path argument of a call that saves; None if the call has no path and does not save anything."""
     match call.last:
         case "save_model":  # accelerate: the model, then the folder
             return call.args[1] if len(call.args) > 1 else call.get("save_directory", 0, UNKNOWN)

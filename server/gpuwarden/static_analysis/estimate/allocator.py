@@ -1,8 +1,8 @@
 """Simulate PyTorch's CUDA caching allocator to find how much memory it reserves for a sequence of tensors.
 
 The allocator reserves segments of the GPU's memory, splits them into blocks, and keeps freed blocks for later tensors.
-Some gaps are too small for any tensor, so a run reserves more memory than its tensors occupy. The simulation follows
-c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
+Some free blocks are too small for any tensor, so a run reserves more memory than its tensors occupy. The simulation
+follows c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CachingAllocator:
         return block
 
     def give(self, block: Block) -> None:
-        """Free a block, and merge it with adjacent free blocks."""
+        """Free a block and merge it with adjacent free blocks."""
         self.allocated -= block.size
         if block.after and block.after.free:
             self._join(block, block.after, gone=block.after)

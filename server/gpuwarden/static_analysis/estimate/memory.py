@@ -31,8 +31,8 @@ _INPUTS: Final = (0.95, 1.1)
 _LAYER: Final = (0.75, 1.4)
 """Lowest and highest ratio for one layer's activations and gradients, and for temporaries."""
 _LOGITS: Final = {"plain": (0.65, 1.4), "chunked": (0.7, 1.4), "fused": (0.1, 1.4)}
-"""Lowest and highest ratio for the logits. The shifted logits may be a copy, and both have a gradient: 20 bytes per
-logit.
+"""Lowest and highest ratio for the logits. The shifted logits may be a copy, and each of the two has a gradient, which
+makes 20 bytes per logit.
 """
 _LOGITS_HALF: Final = 0.55
 """The lowest ratio for 16-bit logits: a script's own loss may keep the logits in 16 bits (torch's `cross_entropy`
@@ -44,12 +44,12 @@ the layers have 32 bits (`prepare_model_for_kbit_training`)."""
 _CHUNK: Final = 1024
 """Tokens per chunk of a fused loss, if the number is fixed."""
 _CHANGING = 2.5
-"""Highest factor by which the allocator's blocks grow if batches vary in length and leave holes."""
+"""Highest factor by which the allocator's blocks grow if batches of different lengths cause fragmentation."""
 
 
 _HOLES: Final = 0.35
-"""The largest share by which the allocator's blocks exceed temporary tensors: the optimizer's step can't use all blocks
-from the backward pass, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
+"""The largest share by which the allocator's blocks exceed temporary tensors. The optimizer's step can't reuse all
+blocks from the backward pass, and full sharding may free tensors late (`record_stream` in torch/distributed/fsdp)."""
 _STASHED: Final = 5
 """The number of layers whose inputs are still on the GPU while activations are offloaded (`max_fwd_stash_size` in
 torchtune and TRL)."""
@@ -81,7 +81,7 @@ def _bounds(run: Run, counted: Counted) -> tuple[float, float]:
     if run.checkpointing is False and (run.quantized or run.attention == "eager"):
         most = 2.1  # some kernels keep their inputs, or attention scores in 32 bits
     if run.form.kind == "pair":
-        fewest *= 0.4  # the decoder's text may have only a few tokens, so only the encoder's layers are counted
+        fewest *= 0.4  # the decoder's input may have only a few tokens, so only the encoder's layers are counted
     thin, thick = _LOGITS[run.loss]
     thick = max(thick, _WIDENED) if run.quantized else thick
     if run.loss == "plain" and run.weights == "half":

@@ -31,7 +31,7 @@ the number of 32-bit values."""
 
 @dataclass(frozen=True)
 class Parts:
-    """The bytes of each part in a step, with activations and logits at their usual size."""
+    """The bytes of each part of a training step's memory, with activations and logits at their usual size."""
 
     weights: float
     gradients: float
@@ -52,7 +52,7 @@ class Parts:
         return self.weights + self.gradients + self.states
 
     def moving(self, activations: float, layer: float, logits: float, step: float = 1.0) -> float:
-        """Return the bytes at the peak in addition to `kept`, with each part multiplied by its factor.
+        """Return the bytes that the peak adds to `kept`, with each part multiplied by its factor.
 
         The peak is at the beginning of the backward pass, at its end, or in the optimizer's step.
         """
@@ -61,7 +61,7 @@ class Parts:
 
 
 def parts_of(run: Run) -> Parts:
-    """Return the bytes of each part on one GPU."""
+    """Return the bytes of each part of a training step's memory on one GPU."""
     shape, shares = run.form, run.gpus if run.zero else 1
     trained = run.trained
     stored, kind = _weight_bytes(run), 4.0 if run.weights == "float32" else 2.0
@@ -71,7 +71,7 @@ def parts_of(run: Run) -> Parts:
     states += trained * 4.0 if run.master_weights else 0.0
     head = shape.vocabulary * shape.width
     gradients = trained * kind
-    if run.layerwise:  # the token table's gradient is the largest; a tied table keeps it for both uses
+    if run.layerwise:  # the token table's gradient is the largest; a tied table keeps it during both uses
         gradients = min(gradients, (head + shape.layer_weights) * kind)
     if run.optimizer.startswith("paged") or "optimizer" in run.offload:
         states = 0.0
@@ -99,8 +99,8 @@ def _step(run: Run, kind: float) -> float:
     """Return the bytes of an optimizer's temporary tensors.
 
     If AdamW works on lists of tensors, it creates temporary tensors for all square roots (`_multi_tensor_adam` in
-    torch/optim/adam.py). Its fused kernel needs none. An optimizer that updates one tensor after another creates
-    temporary tensors that are as large as the largest tensor, the token table.
+    torch/optim/adam.py). Its fused kernel needs none. The temporary tensors of an optimizer that updates one tensor at
+    a time are as large as the largest tensor, the token table.
     """
     if run.optimizer in {"adamw", "paged_adamw"} and not run.fused and not run.layerwise:
         return run.trained * kind
@@ -124,7 +124,7 @@ def _weight_bytes(run: Run) -> float:
 
 
 def _activations(run: Run) -> tuple[float, float]:
-    """Return the activation bytes at the start of the backward pass, and those that one layer recomputes."""
+    """Return the bytes of the activations kept for the backward pass, and of those that one layer recomputes."""
     shape, layer = run.form, _layer_bytes(run)
     blocks = shape.blocks * (1.25 if shape.kind == "pair" else 1.0)
     if run.checkpointing is False:

@@ -15,8 +15,8 @@ from gpuwarden.static_analysis.static_eval import UNKNOWN
 Method: TypeAlias = Literal["full", "lora", "qlora"]
 Attention: TypeAlias = Literal["eager", "sdpa", "flash"]
 Loss: TypeAlias = Literal["plain", "chunked", "fused"]
-"""How logits are kept in memory. `plain`: all in 32 bits. `chunked`: all in 16 bits, and one chunk in 32 bits.
-`fused`: only the logits of one chunk of tokens.
+"""How logits are kept in memory: all in 32 bits (`plain`), all in 16 bits and one chunk in 32 bits (`chunked`), or only
+one chunk of tokens at a time (`fused`).
 """
 
 PICTURE_TASKS: Final = frozenset({"detection", "classification", "segmentation"})
@@ -71,11 +71,11 @@ class Run(Frozen):
     accumulate: int = 1
     length: int | None = None
     padded: bool = True
-    """Rows are at most `length` long; False if all rows have that length, as with packing."""
+    """Rows may be shorter than `length`. False if all rows have that length, as with packing."""
     checkpointing: bool | None = None
     optimizer: str = "adamw"
     fused: bool | None = None
-    """AdamW updates all weights in one kernel. False: AdamW works on lists of tensors, which requires a copy of the
+    """AdamW updates all weights in one kernel. If false, it works on lists of tensors, which requires a copy of the
     gradients."""
     layerwise: bool = False
     """Each gradient is applied and freed during the backward pass."""
@@ -90,10 +90,10 @@ class Run(Frozen):
     attention: Attention | None = None
     loss: Loss = "plain"
     own_loss: bool = False
-    """The script computes the loss itself instead of a trainer, so it may leave the logits in 16 bits."""
+    """The script, not a trainer, computes the loss, so the logits may stay in 16 bits."""
     compiled: bool = False
     zero: int = Field(default=0, ge=0, le=3)
-    """The ZeRO stage; 3 also stands for FSDP's full sharding."""
+    """The ZeRO stage. FSDP's full sharding counts as stage 3."""
     master_weights: bool = False
     """The training engine keeps a 32-bit copy of half-precision weights, as DeepSpeed does."""
     offload: frozenset[Literal["optimizer", "weights", "activations"]] = frozenset()

@@ -26,7 +26,7 @@ _PLAIN = frozenset({
     "gpt2", "gpt_neo", "gptj", "gpt_neox", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2",
     "codegen", "t5", "bart", "vit", "wav2vec2", "whisper", "apertus", "arcee", "nemotron",
 })  # fmt: skip
-"""Families whose feed-forward layers have two matrices; those in other families have a third one, the gate."""
+"""Families whose feed-forward layers have two matrices. In other families, there is a third matrix, the gate."""
 _ENCODERS = frozenset({
     "bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "camembert", "xlm-roberta", "mpnet",
     "modernbert", "vit",
@@ -40,7 +40,7 @@ biases and small norms."""
 
 
 class Shape(Frozen):
-    """A model's layers, widths and vocabulary. `kind` is a decoder, an encoder, or a pair of both."""
+    """A model's layers, widths and vocabulary. `kind` is decoder, encoder, or pair (an encoder-decoder model)."""
 
     family: str
     kind: Literal["decoder", "encoder", "pair"]
@@ -90,7 +90,7 @@ class Shape(Frozen):
 
     @property
     def blocks(self) -> int:
-        """Return the number of layers in the model, including those in a pair's decoder."""
+        """Return the number of layers in the model. For an encoder-decoder model, this includes the decoder."""
         return self.layers * (2 if self.kind == "pair" else 1)
 
     @property
@@ -101,8 +101,8 @@ class Shape(Frozen):
 
     @property
     def linear_weights(self) -> float:
-        """Return the number of weights in all layers, without the token tables. A pair's decoder has a second attention
-        block in each layer.
+        """Return the number of weights in all layers, without the token tables. In an encoder-decoder model, each
+        decoder layer has a second attention block.
         """
         crossed = self.layers * self.attention_weights if self.kind == "pair" else 0
         return self.blocks * self.layer_weights + crossed

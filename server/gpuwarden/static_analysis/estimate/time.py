@@ -53,7 +53,7 @@ def step_seconds(run: Run, gpu: Gpu) -> tuple[float, float]:
 
 
 def tokens_per_second(run: Run, gpu: Gpu) -> tuple[float, float]:
-    """Return the minimum and maximum number of tokens that one GPU trains on per second."""
+    """Return the minimum and maximum number of tokens per second on one GPU."""
     least, most = step_seconds(run, gpu)
     return run.tokens / most, run.tokens / least
 
@@ -63,7 +63,7 @@ START_S: Final = (30.0, 420.0)
 
 
 _SURE: Final = 0.5
-"""Share of the lowest estimate that every run definitely needs; the fastest published run needed 0.86 of its estimate.
+"""Share of the lowest estimate that every run needs at least; the fastest published run needed 0.86 of its estimate.
 """
 _GENERATING: Final = frozenset({"grpo", "rloo", "async_grpo"})
 _PASS_S: Final = {"other": 0.003, **dict.fromkeys(_GENERATING, 0.25)}
@@ -82,7 +82,7 @@ def passes_of(run: Run) -> float | None:
 def shortest(run: Run, gpu: Gpu, *, sized: bool) -> float | None:
     """Return a run's minimum duration in seconds, including its start; None if the number of passes is unknown.
 
-    `sized`: the model's size is known.
+    `sized` is true if the model's size is known.
     """
     passes = passes_of(run)
     if passes is None:

@@ -50,9 +50,9 @@ def traced(task: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """A record of tensors by name, in segments that belong to one layer or to no layer.
+    """A record of allocated and freed tensors, divided into segments. Each belongs to one layer or to no layer.
 
-    A name consists of the segment, the layer, and the tensor's number in the segment.
+    A tensor's name consists of its segment, its layer, and its number in the segment.
     """
 
     def __init__(self) -> None:

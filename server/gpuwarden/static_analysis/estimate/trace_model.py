@@ -1,4 +1,4 @@
-"""Build the model for a traced step in the child process: the architecture with a few layers, adapters and kernels.
+"""Build the model for a traced step in the child process, with a few layers, adapters and replaced kernels.
 
 torch's fake tensors are on the CPU, where attention, autocast and fused losses need different amounts of memory than on
 a GPU. Each of these operations is replaced by a function that needs as much memory as the GPU's kernel.

@@ -30,13 +30,13 @@ _LAYERS: Final = 200
 _LEAST, _MOST = 0.985, 1.06
 """Lowest and highest ratio of published to replayed bytes in runs from the `home` sources."""
 _HOLES: Final = 0.5
-"""Lowest share of the replayed holes between blocks that also exist in a real run. The holes depend on the allocation
+"""Lowest share of the replayed fragmentation that also occurs in a real run. Fragmentation depends on the allocation
 order, which differs between library versions.
 """
 _CONTEXT_GB: Final = (0.35, 1.3)
 _CONTEXT_USUAL_GB: Final = 0.5
 _BYTES: Final = 1.062
-"""Ratio of a GPU's actual bytes to its nominal bytes: 80 GB are 79.15 GiB."""
+"""Ratio of a GPU's actual bytes to its nominal bytes: a GPU with nominally 80 GB has 79.15 GiB."""
 
 
 class NotTraced(Exception):
@@ -125,7 +125,7 @@ def tasks_of(run: Run, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def trace(run: Run, config: Mapping[str, Any], child: Sequence[str] = CHILD, seconds: float = LIMIT_S) -> Traced:
-    """Trace a run. Raises NotTraced if the formula applies instead."""
+    """Trace a run. Raises NotTraced if the run can't be traced."""
     if setting := unproven(run):
         raise NotTraced(setting)
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):

@@ -39,8 +39,8 @@ NAMES: dict[str, str] = {
     "transformers.TFTrainer": "Trainer",
     "transformers.deepspeed": "transformers.integrations.deepspeed",
 }
-# Arguments that from_pretrained passes on to the model's constructor, which rejects them. Each has the first release
-# that does so, and its replacement.
+# Arguments that `from_pretrained` passes on to the model's constructor, which rejects them. Maps each to the first
+# release that does so and to its replacement.
 LOADING: dict[str, tuple[str, str]] = {
     "load_in_4bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
     "load_in_8bit": ("5.0", "quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),

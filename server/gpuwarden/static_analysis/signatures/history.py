@@ -11,7 +11,7 @@ from gpuwarden.static_analysis.signatures.resolve import PLAIN, Installed, Signa
 from gpuwarden.static_analysis.signatures.tables import Definition, canonical, package_of, table
 
 _NEAR = 0.75
-_MISSPELT = 0.88  # a difference of one or two letters in ten
+_MISSPELT = 0.88  # one or two letters out of ten differ
 _DEPTH = 8
 
 
@@ -55,7 +55,7 @@ def history(package: str, name: str, parameter: str | None = None) -> History:
         installed = Installed({package: place})
         found = installed.signature(dotted)
         if found is None and (own := installed.definition(dotted)) and own[1].kind != "e":
-            # The bases are in another package, so count only the arguments that the class adds.
+            # The bases are in another package, so only the arguments that the class adds are considered.
             found = Signature({p.name: p for p in own[1].parameters}, True, dict(own[1].renames))
         if found is not None:
             renamed = found.renames.get(parameter) or renamed

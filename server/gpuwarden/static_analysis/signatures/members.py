@@ -27,7 +27,7 @@ class Members:
         self._names: dict[str, Any] = content["names"]
 
     def knows(self, owner: str) -> bool:
-        """Return true if a class, given without its module, differs between releases."""
+        """Return true if a class differs between releases. `owner` is its name without the module."""
         return owner in self._classes
 
     def of_class(self, owner: str, member: str) -> frozenset[int]:

@@ -24,8 +24,8 @@ class ChosenRelease:
     """The package release that a job gets.
 
     `places` are indices into the table of releases: one release, or the first and last of a range of possible releases.
-    `named`: the job has requirements. `newest`: no requirement pins the package, so it is the newest release. Releases
-    that are not covered by the table can't be represented.
+    `named` is true if the job lists requirements, and `newest` if no requirement pins the package, so that it is the
+    newest release. Releases outside the table can't be represented.
     """
 
     package: str
@@ -71,8 +71,8 @@ def choose(requirements: Iterable[str] | None) -> dict[str, ChosenRelease]:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two required packages without compatible releases: `package` needs `other` with the versions `asked`, but the
-    requirements allow `given`.
+    """Two required packages without compatible releases. `package` needs a version of `other` in `asked`, but the
+    requirements allow only `given`.
     """
 
     package: str
@@ -101,7 +101,7 @@ def conflicts(requirements: Iterable[str]) -> Iterator[Conflict]:
 
 
 def _read(requirements: Iterable[str]) -> Iterable[tuple[str, SpecifierSet | None]]:
-    """Yield the packages with their conditions; None if a package is installed from a URL."""
+    """Yield the required packages with their version conditions; None for a package that is installed from a URL."""
     for text in requirements:
         found = read_requirement(text)
         if found is None:

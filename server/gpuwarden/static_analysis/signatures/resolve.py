@@ -42,7 +42,7 @@ class Signature:
 
 
 class Installed:
-    """The releases in one environment, as indices into the tables, and the classes that the script defines."""
+    """The releases installed in one environment, as indices into the tables, and the script's own classes."""
 
     def __init__(self, places: Mapping[str, int], own: Mapping[str, Definition] | None = None) -> None:
         self.places = places

@@ -32,8 +32,8 @@ _ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "light
 class Parameter:
     """One parameter: `default` is Python source, None if a value is required, or `...` for an expression.
 
-    `values` lists the strings that it accepts, and is empty if they are unknown; `enum` is their class. `strict`: other
-    strings are rejected.
+    `values` lists the strings that it accepts, and is empty if they are unknown; `enum` is their class. `strict` is
+    true if other strings are rejected.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Definition:
     """A class or function as defined by its own source, without inherited parts.
 
     `kind` is `f` (function), `i` (class with its own `__init__`), `d` (dataclass), `e` (enum) or `p` (other class).
-    `open`: it accepts arguments that its source does not name. `renames`: deprecated arguments with the names to use
-    instead.
+    `open` is true if it accepts arguments that its source does not name. `renames` maps deprecated arguments to the
+    names to use instead.
     """
 
     kind: str
