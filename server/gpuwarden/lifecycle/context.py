@@ -165,7 +165,7 @@ class Context:
         return found
 
     def backend(self, name: str) -> Backend:
-        """Return the backend with this name, loading it at first use."""
+        """Return the backend with this name, loading it on first use."""
         if name not in self._backends:
             backend = self._backends[name] = load_backend(name, self.clock)
             if isinstance(backend, SandboxBackend):
@@ -176,7 +176,7 @@ class Context:
         return self._backends[name]
 
     def provider(self, platform: str) -> Provider:
-        """Return a platform's provider, loading it at first use. Raises NotSupported if the platform has none."""
+        """Return a platform's provider, loading it on first use. Raises NotSupported if the platform has none."""
         if platform not in self._providers:
             profile = self.profile(platform)
             if profile.by_hand:
@@ -201,14 +201,14 @@ class Context:
         return KnownSecrets(self.home)
 
     def hidden(self, body: Any, names: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the secrets to redact in a body: those in this environment, those with the given names, and those
+        """Return the secrets to redact in `body`: those in this environment, those with the given names, and those
         passed to jobs.
         """
         return (*secret_values(self.env, names), *self.known_secrets.found_in(body))
 
     @cached_property
     def metrics(self) -> MetricStore:
-        """Return the store of job metrics, opened at first use. Raises DiskError."""
+        """Return the store of job metrics, opened on first use. Raises DiskError."""
         return MetricStore(self.home)
 
     @property

@@ -31,7 +31,7 @@ def with_posted_progress(ctx: Context, job_id: str, seen: Observation) -> Observ
 def with_newest_step(ctx: Context, job: JobRecord) -> Observation | None:
     """Return this process's last observation of a job, with the progress that the job has posted since.
 
-    A point is newer than a step from another source if the job's machine reports a later time for the point.
+    A posted point replaces a step from another source only if the job's machine reports a later time for the point.
     """
     seen = ctx.observed.get(job.id)
     if seen is None or job.state in TERMINAL_JOBS:

@@ -33,8 +33,8 @@ def check_approver(ctx: Context) -> None:
 def check_name(ctx: Context, person: str) -> None:
     """Raise Refused if a user who is not an approver creates a token or passkey for another user.
 
-    An action authorized by a passkey or a token counts as its owner's. With another user's passkey or token, a user
-    could therefore approve or spend as that user, and bypass the policy's approvers and caps.
+    An action that a passkey or a token authorizes is attributed to the owner. With another user's passkey or token, a
+    user could therefore approve or spend as that user, and bypass the policy's approvers and caps.
     """
     listed, maker = ctx.policy.team.approvers, acting_user(ctx)
     if listed and maker not in {*listed, person}:

@@ -14,10 +14,10 @@ from gpuwarden.core.models import Answer, Unknown
 
 T = TypeVar("T")
 ASK_S = 45.0
-"""Seconds for one query to a platform, including all pages. The caller of a tool waits only a minute."""
+"""Seconds for one query to a platform, including all pages. An MCP client may wait only a minute."""
 
 STORE_S = 60.0
-"""Seconds for one check of an artifact store, while the job is locked."""
+"""Seconds for one check of an artifact store. The job is locked during the check."""
 STORE_FILE_S = 0.02
 """Additional seconds per file. S3 needs one request per file; several requests run concurrently."""
 MOST_STORE_S = 600.0

@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 FIRST_RETRY_S: Final = 60.0
 MOST_RETRY_S: Final = 3600.0
 SNAPSHOT_S: Final = 1800.0
-"""Seconds between copies of a running job that may be relaunched."""
+"""Seconds between copies of a running job's outputs, if the job may be relaunched."""
 MOST_WAKES: Final = 2
 """Maximum number of times that the watch starts a machine that stopped itself. If the copy still fails, the user has to
 decide."""
@@ -56,7 +56,7 @@ class BackgroundCopier:
         self._snapshots: dict[str, float] = {}
         """Time of each running job's next copy.
 
-        Separate from `_next`, because this delay must not apply to a lost job.
+        Separate from `_next`, because this delay must not apply after the job loses its machine.
         """
 
     async def round(self) -> None:
@@ -65,7 +65,7 @@ class BackgroundCopier:
         if self.ctx.policy.teardown.background_gb > 0:
             await self._wake()
             jobs = [read_job(self.ctx.ledger, job_id) for job_id in self.ctx.ledger.jobs_with_leases(*LIVE_LEASES)]
-        # Succeeded or paused jobs whose machines may be billed, and whose copy has yet to be made or verified.
+        # Succeeded or paused jobs whose machines may be billed, and whose outputs have no verified copy yet.
         ended = [job for job in jobs if job.state in _RESTING and job.handle is not None and job.outputs]
         wanted = {job.id: job for job in ended if copy_state(self.ctx, job.id) in {*_PULL, Copy.UNVERIFIED}}
         # Running jobs that may be relaunched: without a verified copy, they can't resume after the machine is lost.
@@ -82,7 +82,7 @@ class BackgroundCopier:
                 continue
             try:
                 copied = await self._keep(job)
-            except (WardenError, OSError) as error:  # OSError: for example, the local disk is full
+            except (WardenError, OSError) as error:  # OSError if, for example, the local disk is full
                 known = error if isinstance(error, WardenError) else DiskError.of(error)
                 self.trouble[job.id] = f"its outputs have not been copied yet: {known.message}"
             else:
@@ -201,8 +201,8 @@ class BackgroundCopier:
             except (NotFound, Conflict):
                 if job.state is not Job.PREEMPTED or awaits_store(self.ctx, job):
                     raise  # otherwise, the store has no files newer than the local copy
-        # If an agent or the user is verifying the copy now, don't verify it here as well: this result would replace
-        # theirs, and may be worse on a busy computer.
+        # If an agent or the user is already verifying the copy, don't verify it here as well. This result would replace
+        # theirs, and may be less conclusive on a busy computer.
         if copy_state(self.ctx, job.id) is Copy.UNVERIFIED and not being_verified(self.ctx, job.id):
             await verify_job(self.ctx, job.id)
         if copy_state(self.ctx, job.id) is Copy.PARTIAL:

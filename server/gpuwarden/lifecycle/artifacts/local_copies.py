@@ -66,7 +66,7 @@ class Pulled(Frozen):
         return digest([self.dest, self.manifest.digest, sorted(self.places.items()), *origin])
 
     def has(self, file: Artifact) -> bool:
-        """Return whether this file was pulled with a digest, and with the same size and times."""
+        """Return whether the pull includes this file with a digest, and the file has the same size and times now."""
         known = next((a for a in self.manifest.files if a.path == file.path and file.path in self.places), None)
         return known is not None and known.sha256 is not None and known.stamp == file.stamp
 
@@ -139,8 +139,8 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
 def whole_from(ctx: Context, job_id: str) -> int | None:
     """Return the number of the ledger event after which a pull includes all outputs.
 
-    The event is the job's end, or a later declaration of outputs: an earlier pull did not request them. None means that
-    the job may still have a process.
+    The event is the job's end, or a later declaration of outputs, because earlier pulls did not request these outputs.
+    None means that the job may still have a process.
     """
     end, declared = at_rest(ctx.ledger, job_id), ctx.ledger.last(f"job/{job_id}", OutputsDeclared)
     return None if end is None else max(end.seq, declared.seq if declared else 0)
@@ -171,7 +171,7 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
 
 
 OUTDATED: Final = frozenset({"TD-COPY-001", "TD-COPY-002"})
-"""Rules that report that a copy is older than the files on the machine."""
+"""Rules that report a copy older than the files on the machine."""
 
 
 def copy_state(ctx: Context, job_id: str) -> Copy:

@@ -41,7 +41,7 @@ class StageState(StrEnum):
 
 @dataclass(frozen=True)
 class ProofStep:
-    """One step with its evidence: the time when it was recorded, the number of files and bytes, and the problems."""
+    """One step with its evidence: the time of the record, the number of files and bytes, and the problems."""
 
     stage: ProofStage
     state: StageState
@@ -85,7 +85,7 @@ def _steps(ctx: Context, job: JobRecord) -> Iterator[ProofStep]:
         copy=state,
     )
     now = verified_now(ctx, job.id, pulled) if pulled else CopyStatus()
-    # A verification proves nothing about files that have changed since.
+    # If the files have changed since their verification, its result no longer applies.
     current = now.verdict is not None
     proof = next((e for e in _latest(ctx, job, ArtifactsVerified) if current and e.data.pull == counts), None)
     at, files = (proof.at, proof.data.files) if proof else (None, None)

@@ -163,7 +163,7 @@ async def _pull_machine(
         received = await receive(source, listed, target, owner=job_id, progress=progress, replacing=aside)
     manifest = received.sealed(listed)
     places = {f.path: f.local for f in received.files}
-    # Logs that a running job was writing to: if they counted, a job that writes often would never have a complete copy.
+    # Exclude logs that a running job writes to. Otherwise, a job that writes often would never have a complete copy.
     growing = {p.path for p in received.problems if job.state is Job.RUNNING and _LOG.search(p.path)}
     settled = manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.path not in growing)})
     log, lost = await _pull_log(backend, job.handle, target, places.values())
@@ -173,7 +173,7 @@ async def _pull_machine(
 
 
 def _record(ctx: Context, job: JobRecord, pulled: Pulled, received: Received) -> None:
-    """Record a pull. Raises Conflict if another call declared outputs in the meantime, which the copy lacks."""
+    """Record a pull. Raises Conflict if another call has declared more outputs, because the copy lacks them."""
     listed = {f.path for f in pulled.manifest.files}
     with ctx.ledger.transaction():
         if read_job(ctx.ledger, job.id).outputs != job.outputs:

@@ -38,9 +38,9 @@ def needed_copy(ctx: Context, job: JobRecord) -> Pulled | None:
 
 
 def bytes_replaced(ctx: Context, job: JobRecord, listed: Manifest) -> int:
-    """Return the size in bytes of the files in a job's needed copy that a pull of the listed files may replace."""
+    """Return the total size in bytes of the needed copy's files that a pull of the listed files may replace."""
     kept = needed_copy(ctx, job)
-    now = {f.path: f.stamp[:2] for f in listed.files}  # a relaunch restores files with a new status change time
+    now = {f.path: f.stamp[:2] for f in listed.files}  # without the status change time, which a relaunch changes
     return sum(f.size for f in kept.manifest.files if now.get(f.path, f.stamp[:2]) != f.stamp[:2]) if kept else 0
 
 
@@ -69,7 +69,7 @@ def set_aside(ctx: Context, job_id: str, dest: Path, listed: Manifest, digests: 
     if digest(sorted(before.values())) != proof.seal:
         return
     if sum(f.size for f in kept.manifest.files if f.path in moving) > shutil.disk_usage(dest).free:
-        raise OSError(errno.ENOSPC, "the proven copy and a newer one do not both fit")
+        raise OSError(errno.ENOSPC, "not enough space for both the proven copy and a newer one")
     places = dict(kept.places)
     try:
         for path in moving:
@@ -78,7 +78,7 @@ def set_aside(ctx: Context, job_id: str, dest: Path, listed: Manifest, digests: 
             target.parent.mkdir(parents=True, exist_ok=True)
             place.replace(target)
             places[path] = str(target)
-    finally:  # even if a move failed, because some files may have moved
+    finally:  # also after a failed move, because other files may have been moved
         for folder in {Path(place).parent for place in places.values() if place not in kept.places.values()}:
             sync_folder(folder)
         moved = kept.model_copy(update={"places": places})
@@ -97,9 +97,9 @@ def _same(before: list[str | int], after: list[str | int] | None, *, moved: bool
 
 
 def drop_older(ctx: Context, job_id: str, pulled: Pulled) -> None:
-    """Delete the files that were set aside for a copy that is older than this proven copy.
+    """Delete the files that were set aside for copies older than this proven copy.
 
-    They are kept while another process receives files, or while a relaunch may be reading them.
+    The files are kept while another process is receiving files, or while a relaunch may be reading them.
     """
     folder = Path(pulled.dest) / STAGING / FOLDER
     state = read_job(ctx.ledger, job_id).state

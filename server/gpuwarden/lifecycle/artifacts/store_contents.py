@@ -100,7 +100,7 @@ class StoreList(_Lenient):
 
 @dataclass(frozen=True)
 class StoreContents:
-    """A job's artifact store, as described by the list in it. `signed` means that the job's runner wrote that list."""
+    """A job's artifact store, as described by its file list. `signed` means that the job's runner wrote that list."""
 
     address: StoreAddress
     store: Store

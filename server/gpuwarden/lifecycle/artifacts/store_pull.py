@@ -90,7 +90,7 @@ async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
 
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
-    """If the machine is gone, record that the current copy is the best one possible."""
+    """If the machine is gone, record that no better copy than the current one will become available."""
     if job.lease is None or believed(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)

@@ -32,7 +32,7 @@ from gpuwarden.lifecycle.context import Context
 HEADER_S = 300.0
 HEADER_BYTES = 1 << 30
 MOST_UNASKED = 50 << 30
-"""Largest download in bytes for a caller with a budget."""
+"""Maximum size in bytes of a download for a caller with a budget."""
 _THREADS = 8  # requests spend most of their time waiting for the network
 _ROOM = 1 << 30
 _T = TypeVar("_T")
@@ -60,8 +60,8 @@ async def verify_hub(
         made = report(found, level, address, against)
         known = sum(f.sha256 is not None for f in listing.files.values())
         unread = (
-            f"the bytes: the Hub lists a sha256 for {known:,} of {len(listing.files):,} files, and comparing "
-            f"them requires level content, which downloads {listing.bytes:,} bytes"
+            f"the bytes (the Hub lists a sha256 for {known:,} of {len(listing.files):,} files); comparing them "
+            f"requires level content, which downloads {listing.bytes:,} bytes"
         )
         proved = made.proved
         if made.verdict is Verdict.PROVEN:

@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.records import JobRecord
 
 LOOK_S = 3600.0
 _MOST = 2_000
-CLAIM = "a copy: nothing was pulled, and only the machine itself examined its files"
+CLAIM = "a copy, because nothing was pulled; only the machine itself examined its files"
 
 
 class _Foreign(BaseModel):

@@ -75,8 +75,8 @@ async def sent_before(ctx: Context, job: JobRecord) -> Answer[Handle | None]:
 async def refused(ctx: Context, job: JobRecord, refusal: WardenError, attempt: int, *, repeated: bool) -> bool:
     """Fail a job whose launch was refused, unless this call or an earlier one has launched the attempt.
 
-    `repeated` is true if an earlier call may have been made. If the backend then can't report whether a job without a
-    rented machine exists, the job is not marked failed, because nothing else would observe it.
+    `repeated` is true if an earlier call may have been made. If the backend then can't report whether the job exists,
+    and the job has no rented machine, it is not marked failed, because a failed job would no longer be observed.
     """
     found = await sent_before(ctx, job)
     if isinstance(found, Known) and found.value is not None and attempt > 1:  # `find` does not distinguish attempts

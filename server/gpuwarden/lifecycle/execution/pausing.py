@@ -99,14 +99,14 @@ async def _up(ctx: Context, job: JobRecord, lease: LeaseRecord, machine: Instanc
 
 
 def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
-    """Return whether a start may be requested now: the first at once, each later one after an increasing delay."""
+    """Return whether a start may be requested now: immediately the first time, then after increasing delays."""
     asked, word = ctx.ledger.events(lease.subject, kind=ResumeIntent), ctx.ledger.last(job.subject, ResumeRequested)
     tries = [event for event in asked if word is None or event.seq > word.seq]
     return not tries or ctx.clock.now() - tries[-1].at >= doubled(START_AGAIN_S, len(tries), LONGEST_START_S)
 
 
 def stop_keeps(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a stop of a job's machine ends its billing, can be undone, and keeps the files for a resume."""
+    """Return whether stopping a job's machine ends its billing, is reversible, and keeps the files for a resume."""
     profile = ctx.profile(job.spec.platform)
     undone = "stop" in profile.verbs.reversible and "stop" in profile.meter.stops_on
     return undone and all(survives_stop(ctx, job.spec, path) for path in (STATUS, *job.outputs))

@@ -52,10 +52,10 @@ from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_l
 
 MAX_GENERATIONS: Final = 5
 RELAUNCH_WAIT_S: Final = 300.0
-"""Seconds before the first retry on a platform without capacity for an interrupted job. The wait doubles each time."""
+"""Seconds before the first retry if a platform has no capacity for an interrupted job. The wait doubles each time."""
 HURRIED_WAIT_S: Final = 5.0
 MOST_HURRIED_S: Final = 300.0
-"""Seconds before a retry on a platform that rate-limits orders: the first delay, which doubles, and its maximum."""
+"""Initial and maximum delay in seconds before a rate-limited create request is retried. The delay doubles each time."""
 FETCH_S: Final = 3600
 """Seconds that a machine is kept after its job's time limit, so that the user can pull its outputs.
 
@@ -81,7 +81,7 @@ async def accepted(ctx: Context, job: JobRecord) -> bool:
 
 
 def _in_hurry(ctx: Context, job: JobRecord) -> bool:
-    """Return whether the job's platform rate-limited another job's order in this pass over all jobs."""
+    """Return whether the job's platform rate-limited another job's create request in this pass over all jobs."""
     walk = shared_answers(ctx)
     return walk is not None and job.spec.platform in walk.hurried
 
@@ -178,7 +178,7 @@ def _refused_for_good(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     if doubted is None or _rate_limited(ctx, lease.subject) or job.given_up == lease.id:
         return False
     if doubted.data.code == NoCapacity.code and ctx.ledger.last(job.subject, RelaunchIntent) is not None:
-        return False  # if many machines were interrupted, capacity may become available again
+        return False  # keep trying this platform, because capacity may return after an interruption
     if doubted.data.code == NoCapacity.code and job.choice + 1 < len(job.choices):
         following = job.choices[job.choice + 1]
         # The event also records that no machine was rented under the abandoned lease; otherwise the job would keep
@@ -209,7 +209,7 @@ def _refused(ctx: Context, job: JobRecord, why: str, code: str) -> bool:
 def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
     """Return the id of another lease that holds this machine, if any.
 
-    Two jobs must not share a machine, because ending it for one job would end both.
+    Two jobs must not share a machine, because terminating it for one job would also end the other job.
     """
     for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
         if (
@@ -296,7 +296,7 @@ async def _carrying(ctx: Context, lease: LeaseRecord) -> Answer[tuple[Instance, 
         found = Unknown(error.message)
     if isinstance(found, Known):
         ours = sorted((i for i in found.value if i.token == lease.id), key=lambda i: (i.created_at or 0, i.id))
-        held = any(_holder(ctx, lease, i) for i in ours)  # neither found nor proven to be absent
+        held = any(_holder(ctx, lease, i) for i in ours)  # then it is unknown whether this lease has a machine
         found = Unknown("the machine with the token belongs to another lease") if held else Known(tuple(ours))
     if isinstance(found, Unknown):
         ctx.unseen[lease.id] = found.why

@@ -72,7 +72,7 @@ def taken(ctx: Context, job: JobRecord) -> bool:
 
 
 def awaits_store(ctx: Context, job: JobRecord) -> bool:
-    """Return whether a job that lost its machine waits for a proven copy of the files in its artifact store."""
+    """Return whether a job that lost its machine is waiting for a proven copy of the files in its artifact store."""
     lost, pulled = ctx.ledger.last(job.subject, JobPreempted), ctx.ledger.last(job.subject, ArtifactsPulled)
     if (
         not job.spec.artifact_store

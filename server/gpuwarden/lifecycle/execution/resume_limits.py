@@ -1,4 +1,4 @@
-"""Limit the time and cost of an attempt after a pause: by the job's approved amount, if any, otherwise by the caps."""
+"""Limit the time and cost of an attempt after a pause to the job's approved amount, or else to the caps."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Attempt(NamedTuple):
 def allowed_attempt(ctx: Context, job: JobRecord) -> Attempt:
     """Return the attempt that may follow a pause.
 
-    Time and cost before the pause count, so the attempt ends when the approved amount is used up. Raises Refused if
-    neither the approved amount nor the caps leave enough for an attempt.
+    The time and cost before the pause are included, so the attempt ends when the approved amount is used up. Raises
+    Refused if neither the approved amount nor the caps leave enough for an attempt.
     """
     if not ctx.policy.allows(job.spec.platform):
         raise _refused(job, "the policy no longer allows its platform")

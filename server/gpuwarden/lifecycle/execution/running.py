@@ -55,7 +55,7 @@ FOLDER_GONE_S: Final = 60.0
 INTERRUPTION_S: Final = 120.0
 """Seconds that a platform may take to report an interruption after it ended the machine's processes."""
 SAVE_GRACE_S: Final = 120.0
-"""Seconds after SIGTERM for a job at its cap to write a checkpoint; callers do not wait that long."""
+"""Seconds that a job at its cap has to write a checkpoint after SIGTERM. Callers do not wait that long."""
 
 
 OBSERVED: Final[dict[Job, type[JobObserved]]] = {
@@ -239,9 +239,10 @@ def _restarted(ctx: Context, job: JobRecord, seen: Observation | None, machine: 
 
 
 def _without_folder(ctx: Context, job: JobRecord, seen: Observation) -> tuple[Job, Reason]:
-    """Determine the state of a job whose machine responds but has no run folder: FAILED if the machine has restarted.
+    """Determine the state of a job whose machine responds but has no run folder.
 
-    A volume may be attached late, so a second observation must confirm the loss at least `FOLDER_GONE_S` seconds later.
+    If the machine has restarted, the job is FAILED. A volume may be attached late, so a second observation must confirm
+    the loss at least `FOLDER_GONE_S` seconds later.
     """
     known = ctx.ledger.last(job.subject, MachineIdentified)
     if known is None or not seen.machine:
@@ -295,7 +296,7 @@ def judge(
         return seen.state, own
     vanished, terminated = own.code is Code.VANISHED, own.code is Code.TERMINATED
     if seen is not None and seen.state in {Job.FAILED, Job.PREEMPTED} and not (vanished or terminated):
-        return seen.state, own  # the command's exit, or a report from the platform
+        return seen.state, own  # known from the command's exit or a report by the platform
     if taken and (vanished or terminated or off):
         return Job.PREEMPTED, taken
     if _gone(machine):

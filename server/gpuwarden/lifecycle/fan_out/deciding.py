@@ -30,7 +30,7 @@ def end_fan_out(ctx: Context, fan_id: str, by: str) -> FanOutStatus:
 
 
 def resume_fan_out(ctx: Context, fan_id: str, by: str, cells: Sequence[int] = ()) -> FanOutStatus:
-    """Allow more attempts for the unverified cells: those in `cells`, or all of them.
+    """Allow more attempts for the cells in `cells`, or for all unverified cells if `cells` is empty.
 
     The receipt, the budget and the configurations stay the same. Raises BadRequest for an index that is not in the plan
     or whose cell is verified or running, and Refused if the user ended the fan-out at a terminal and the call comes

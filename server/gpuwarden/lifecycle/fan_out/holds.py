@@ -43,7 +43,7 @@ class Held:
     needs: float | None = None
 
     def text(self, detail: str) -> str:
-        """Return a sentence about the hold. `detail` is the hold's detail as the interface displays it."""
+        """Return a sentence about the hold. `detail` is the hold's detail, formatted for display."""
         return {
             Hold.BUDGET: f"The budget is too small for another machine: {detail} is spent or reserved.",
             Hold.CAPS: f"Your caps block further launches: {detail}.",

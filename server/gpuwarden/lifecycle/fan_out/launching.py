@@ -1,4 +1,4 @@
-"""Launch a fan-out's queues, one machine each, within the budget and the caps, until every cell is proven.
+"""Launch each queue of a fan-out on a separate machine, within budget and caps, until every cell is proven.
 
 A queue's intent and its job's acceptance are recorded in one transaction, before any call. After a crash or a lost
 reply, `advance` adopts the job, so no cell runs on two machines. If the engine supports arrays, all waiting cells are
@@ -71,7 +71,7 @@ async def advance_fan_out(ctx: Context, fan_id: str, *, jobs: bool = True) -> Fa
     if jobs and shared_answers(ctx) is not None:
         trouble += [await _advanced(ctx, job) for job in now.live]
     elif jobs:
-        with sharing(ctx, [read_job(ctx.ledger, job) for job in now.live], ()):  # one poll for each place
+        with sharing(ctx, [read_job(ctx.ledger, job) for job in now.live], ()):  # poll each place only once
             trouble += [await _advanced(ctx, job) for job in now.live]
     trouble += (await collect(ctx, fan_id)).items()
     async with ctx.lock(fan_id):

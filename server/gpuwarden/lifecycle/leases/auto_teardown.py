@@ -24,8 +24,8 @@ WATCHED_S: Final = 900.0
 def order_for(ctx: Context, receipt: str, at: float | None = None) -> AutoTeardownOrdered | None:
     """Return the automatic-teardown order for a job that is being accepted; None if the user will be asked.
 
-    `at` is the time at which the approval must be valid; None for now. A decision about this job takes precedence over
-    the policy. The policy has no effect here while its file or the ledger differs from the recorded one.
+    `at` is the time at which the approval must be valid; None for the current time. A decision about this job takes
+    precedence over the policy. The policy is ignored while its file or the ledger differs from the recorded one.
     """
     active = ctx.active_policy
     wanted = active.policy.teardown
@@ -74,7 +74,7 @@ def effective_order(ctx: Context, order: AutoTeardownOrdered) -> AutoTeardownOrd
 
 
 def rounds(ctx: Context) -> tuple[float, float]:
-    """Return the time at which the watch's current run without a long gap began, and the time of its last round.
+    """Return the start of the watch's current run without long gaps, and the time of its last round.
 
     Both are in seconds since the epoch, or 0 if no watch has run.
     """

@@ -28,7 +28,8 @@ IDLE_H: Final = 1.0
 def spending_question(ctx: Context, facts: SubmitFacts, worst: float | None = None, *, of: tuple[str, ...] = ()) -> str:
     """Return the reasons why the user must approve a job's cost; empty if no approval is needed.
 
-    `worst` is the maximum total cost of several such jobs in US dollars; `of` lists those that are already accepted.
+    If several jobs like this one are submitted, `worst` is their maximum total cost in US dollars, and `of` lists those
+    that are already accepted.
     """
     worst = facts.worst_cost if worst is None else worst
     if not facts.metered:
@@ -178,7 +179,7 @@ def _billed(ctx: Context, job: JobRecord, lease: LeaseRecord, since: float) -> f
 
 
 TRUSTED: Final = frozenset({"terminal"})
-"""Channels whose approval of a job's spending may also contain other decisions about the job."""
+"""Channels through which an approval of a job's spending may also include other decisions about the job."""
 
 
 def carried(ctx: Context, receipt: str, at: float | None = None) -> ApprovalGranted | None:

@@ -34,7 +34,7 @@ from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
 
 ENDED = frozenset({InstanceState.GONE})
 UNSEEN_S = 60.0
-"""Number of seconds at full price by which a bill may still grow after the machine is off."""
+"""A bill may still grow by the full price of this many seconds after the machine is off."""
 PRICE_CHANGE, CENT = 0.01, 0.01
 """Smallest change in a price (as a fraction) or in a bill (in US dollars) that is recorded."""
 
@@ -123,7 +123,7 @@ def spent(ctx: Context, lease_id: str) -> float | None:
 
 
 def believed(ctx: Context, lease_id: str) -> str | None:
-    """Return the confirmed state of a machine: `gone`, or `stopped` with its disk; None if the lease has not ended."""
+    """Return the confirmed state of a machine: `gone`, or `stopped` (disk kept); None if the lease has not ended."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
 
 
@@ -149,10 +149,10 @@ def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
 
 
 def _ran_unseen(ctx: Context, lease: LeaseRecord, instance: Instance) -> str:
-    """Return the billing evidence that a machine has run after it was recorded as off; empty if none.
+    """Return evidence from the bill that a machine has run after it was recorded as off; empty if there is none.
 
-    The user may start and stop the machine in the console between two polls. Files that are written in that time exist
-    only on the machine's disk.
+    The user may start and stop the machine in the console between two polls. Files written in between exist only on the
+    machine's disk.
     """
     ended, price = ctx.ledger.last(lease.subject, LeaseStopped), lease.price
     if ended is None or ended.data.instance is None or price is None:

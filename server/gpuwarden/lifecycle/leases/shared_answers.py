@@ -40,7 +40,7 @@ class _List:
     there: set[str] = field(default_factory=set)
     limited: bool = False
     silent: bool | None = None
-    """After a failed list request: whether a query for one machine failed too; None if no such query was sent."""
+    """Whether a query for a single machine failed after the list request failed; None if no query was sent."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class SharedAnswers:
         return await self.ctx.provider(lease.platform).find(token)
 
     def settled(self, subject: str) -> None:
-        """Mark the answers about a lease as still valid, because the lease's newest events only record them."""
+        """Mark the answers about a lease as still valid, because the lease's newest events only record those."""
         self._settled[subject] = self._last_seq(subject)
 
     async def observation(self, job: JobRecord, handle: Handle) -> Observation | None:
@@ -151,7 +151,7 @@ class SharedAnswers:
                 known.answer, known.limited = Unknown(error.message), isinstance(error, RateLimited)
             if isinstance(known.answer, Known):
                 known.there = {i.id for i in known.answer.value if i.state is not InstanceState.GONE}
-                # A running machine without a place is queried separately: AutoDL's list lacks addresses and prices.
+                # Query a running machine without a place separately, because AutoDL's list lacks addresses and prices.
                 known.machines = {
                     i.id: i
                     for i in known.answer.value

@@ -22,13 +22,13 @@ ASK_AGAIN_S: Final = 30.0
 FIRST_WAIT_S: Final = 5.0
 MOST_WAIT_S: Final = 300.0
 LONGEST_ASKED_S: Final = 3600.0
-"""The longest wait in seconds that a platform can impose, limited because the machine is billed in the meantime."""
+"""Maximum wait in seconds at a platform's request. It is limited because the machine is billed in the meantime."""
 _ENDING: Final = frozenset({InstanceState.TERMINATING, InstanceState.GONE})
 _DOWN: Final = frozenset({InstanceState.STOPPED, InstanceState.INTERRUPTED, InstanceState.FAILED})
 
 
 def voided(ctx: Context, record: TeardownRecord) -> bool:
-    """Return whether an approved request is no longer valid, so that no call may be sent for it.
+    """Return whether an approved request is no longer valid. No call may be sent for an invalid request.
 
     Either automatic teardown approved the request and was canceled later, or the approval expired before the first call
     was sent, for example because the process died or the computer was asleep.
@@ -54,8 +54,8 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
     No call is sent if the machine is already terminating or reported gone, if its platform accepted the same call less
     than `ASK_AGAIN_S` seconds ago, or if its platform requested a wait. A refusal or a lost reply is recorded, and the
-    next invocation retries. No call is sent for a teardown request (`by`) that is void: the intent is recorded in the
-    transaction that checks this.
+    next invocation retries. No call is sent for a void teardown request (`by`); the transaction that checks this also
+    records the intent.
     """
     lease = lease_now(ctx, lease_id)
     last = ctx.ledger.last(lease.subject, LeaseLook)
@@ -68,7 +68,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
     if before is not None:
         same = before.data.verb == step and before.data.taken
         until = before.at + ASK_AGAIN_S if same else before.data.not_before or 0.0
-        if before.at <= ctx.clock.now() < until:  # if the clock was set back, the wait is unknown
+        if before.at <= ctx.clock.now() < until:  # if the clock was set back, the remaining wait is unknown
             return
     with ctx.ledger.transaction():  # a hold that is recorded after this transaction is too late
         if by is not None and voided(ctx, by):
@@ -92,7 +92,7 @@ async def request_end(ctx: Context, lease_id: str, verb: Verb, by: TeardownRecor
 
 
 def next_verb(profile: Profile, instance: Instance, verb: Verb) -> Verb | None:
-    """Return the next call to send (`stop` or `terminate`) so that `verb` takes effect; None if none is needed."""
+    """Return the next call (`stop` or `terminate`) that is needed to carry out `verb`; None if none is needed."""
     if instance.state in _ENDING:
         return None
     if verb == "stop":

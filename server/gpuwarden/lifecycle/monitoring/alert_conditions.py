@@ -316,7 +316,7 @@ def _lease_conditions(ctx: Context, job: JobRecord, lease: LeaseRecord) -> Itera
     given_back = ctx.ledger.last(lease.subject, AbandonIntent) if lease.state is Lease.STOPPING else None
     unused = lease.id != job.lease and lease.state is not Lease.STOPPING and job.state not in AT_REST
     if seen is not None and (given_back is not None or unused):
-        # A teardown request for the job applies to its current machine, so this machine must be ended in the console.
+        # A teardown request applies only to the job's current machine, so this machine must be ended in the console.
         why, hold_s = f"was rented for {job.id}, but the job does not use it", 0.0
         if given_back is not None:
             why, hold_s = f"was abandoned because {line(given_back.data.why, 160)}", watch.finished_minutes * 60

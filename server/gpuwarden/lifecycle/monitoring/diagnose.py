@@ -57,7 +57,7 @@ async def diagnosed(ctx: Context, job: JobRecord, seen: Observation | None) -> E
     log = "" if job.state is Job.SUCCEEDED else await tail_of(ctx, job, reachable=seen is not None)
     code = None
     if failed and seen:
-        code = 128 + seen.signal if seen.signal else seen.exit_code  # as in a shell
+        code = 128 + seen.signal if seen.signal else seen.exit_code  # the exit status that a shell would report
 
     def explained() -> Explanations:
         reading = Reading(log, code)

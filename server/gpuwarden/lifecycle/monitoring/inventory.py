@@ -287,7 +287,7 @@ async def _still_there(ctx: Context) -> list[LeaseRecord]:
 
 
 def _lease_of(ctx: Context, platform: str, instance: Instance) -> LeaseRecord | None:
-    """Return the latest lease recorded for a listed machine, or else the lease that the machine's token names."""
+    """Return the latest lease recorded for a listed machine, or else the lease that its token identifies."""
     known = (f"lease/{instance.token}",) if ctx.ledger.state(f"lease/{instance.token}") is not None else ()
     for subject in (*reversed(ctx.ledger.leases_of_instance(instance.id)), *known):
         lease = read_lease(ctx.ledger, subject.removeprefix("lease/"))

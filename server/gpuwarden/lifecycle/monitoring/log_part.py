@@ -12,7 +12,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
 
 MARGIN: Final = 8_192
-"""Bytes around a log part that are also searched, so that no cursor splits a secret of at most this length."""
+"""Bytes around a log part that are also searched, because a cursor may split a secret of up to this length."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ async def log_part(
     begin = cursor if cursor >= 0 or wide is None else wide.size + cursor
     if wide is not None and (
         wide.next < begin or wide.next == begin != wide.size
-    ):  # bytes are missing here: the source selects the position
+    ):  # the bytes around the cursor are missing, so let the source choose where to continue
         wide = await read(cursor, limit + MARGIN)
         begin = wide.start if wide else begin
     if wide is None:

@@ -20,10 +20,10 @@ News = tuple[str, int | None, tuple[tuple[str, str, int | None], ...]]
 
 
 async def wait(ctx: Context, job_id: str, until: Until, seconds: float) -> bool:
-    """Poll a job until it ends or, with `until`, its state, step or alerts change. Return whether that happened.
+    """Poll a job until it ends or changes as `until` specifies. Return False if the time is up first.
 
-    A state change ends the wait unless `until` is `end`. The wait lasts at most `seconds` seconds, and the intervals
-    between polls grow.
+    Any state change ends the wait, unless `until` is `end`. A new step or alert ends the wait if `until` is `step` or
+    `alert`. The wait lasts at most `seconds` seconds, and the intervals between polls grow.
     """
     end, pause = ctx.clock.now() + seconds, FIRST_S
     first = await _news(ctx, job_id)

@@ -132,7 +132,7 @@ class Watcher:
         if not self.leads():
             return await self.follow()
         try:
-            # First, because the outputs of a job that has just ended would otherwise wait for the timer's next run.
+            # Copy first; otherwise, the outputs of a job that has just ended would wait for the timer's next run.
             await reconcile(self.ctx)
             await _alone(self._copies, "copies", self.copier, self.fan_outs)
             found = await self.round()
@@ -168,7 +168,7 @@ class Watcher:
         """Reconcile, find conditions, record the changes and deliver them. Failures are reported, not raised."""
         try:
             now = self.ctx.clock.now()
-            # If the clock was set back, a delay is longer than its limit and no longer applies.
+            # If the clock was set back, a delay may exceed its limit; the delay is then ignored.
             waiting = {job for job, at in self._next.items() if 0 < at - now <= MAX_WAIT_S and not self._at_cap(job)}
             self.ctx.observed.clear()
             trouble = await reconcile(self.ctx, skip=waiting)
@@ -194,10 +194,10 @@ class Watcher:
             return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
 
     def _awake_since(self, now: float) -> float:
-        """Return the time at which the current stretch of rounds without a gap began.
+        """Return the time of the first round since the last gap.
 
-        During a gap, the user could not object: the computer was asleep, the clock was changed, or no watch ran for
-        longer than the grace period of an announced teardown.
+        During a gap, the user could not object, because the computer was asleep, the clock was changed, or no watch ran
+        for longer than the grace period of an announced teardown.
         """
         since, last = rounds(self.ctx)
         grace_s = max(self.orders.shortest_grace(), 3 * self.every_s)
@@ -210,7 +210,7 @@ class Watcher:
     def _at_cap(self, job_id: str) -> bool:
         """Return whether a job with a known state reached its cost cap.
 
-        A platform that does not respond must not delay the job's end.
+        Jobs at their cap are polled without delay, so that a platform that does not respond can't postpone their end.
         """
         job = read_job(self.ctx.ledger, job_id)
         return job.state is not Job.UNKNOWN and over_cap(self.ctx, job)
@@ -292,7 +292,7 @@ class Watcher:
 
 
 async def _alone(lock: FileLock, name: str, *workers: BackgroundCopier | FanOuts | ReportPuller) -> None:
-    """Run a round of each worker unless another process is running one. Record errors in the first one's `trouble`."""
+    """Run a round of each worker unless another process is doing so. The first worker's `trouble` gets the errors."""
     try:
         with contextlib.suppress(Timeout):
             lock.acquire(blocking=False)

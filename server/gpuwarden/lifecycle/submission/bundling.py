@@ -48,8 +48,8 @@ def script_file(root: Path, name: str) -> str:
 def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
     """Return the text and the arguments of the input that a command starts; None if it does not start a Python file.
 
-    If the package is an input as well, the text includes it: the job runs the files as they are, but the analysis needs
-    both in one text. Raises BadRequest if the file has changed since it was listed, or is not text.
+    If the package is also an input, the text includes it, because the analysis needs both in one text. The job runs the
+    unchanged files. Raises BadRequest if the file has changed since it was listed, or is not text.
     """
     found = program_of(root, command, files)
     if found is None:

@@ -169,7 +169,7 @@ async def _limits(ctx: Context, backend: object, spec: JobSpec, tasks: int) -> A
 async def _readiness(
     ctx: Context, backend: object, spec: JobSpec, needs: Needs, looked: Sequence[Finding]
 ) -> Answer[Readiness] | None:
-    """Return the needs that an existing machine does not meet; None if the job has none or they can't be checked."""
+    """Return a job's needs that an existing machine does not meet; None if it has no needs or they can't be checked."""
     if not isinstance(backend, ReadinessBackend) or not needs.any:
         return None
     if silent := next((f for f in looked if f.blocks), None):  # a second connection would fail as well
@@ -324,7 +324,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
             leaks.append(Leak(where, "a token or a private key"))
         elif where.startswith("env.") and SECRET_NAME.search(where[4:]) and len(text) >= 8:
             leaks.append(Leak(where, "a secret, judging by its name"))
-    # Secrets after a flag, a variable or a header whose name indicates a secret; at most one per field.
+    # Find values after a flag, a variable or a header whose name indicates a secret. Report at most one per field.
     named = [(f"command[{n}]", what) for n, what in spelled(spec.command)]
     named += [(f"args[{n}]", what) for n, what in spelled(spec.args)]
     named += [(f"env.{name}", what) for name, value in spec.env.items() for what in spelled_in(f"{name}={value}")]

@@ -104,7 +104,7 @@ async def rehearse_script(ctx: Context, spec: JobSpec) -> Rehearsal:
     assert spec.script is not None
     script, inputs, asked = found.script, found.inputs, found.asked
     folder = Path(platformdirs.user_cache_dir("gpuwarden", appauthor=False)) / "environments"
-    # One rehearsal at a time: an environment may take gigabytes, and replaces an existing one with the same name.
+    # Run only one rehearsal at a time, because an environment may take gigabytes and may replace an existing one.
     async with ctx.lock("rehearsal", INSTALL_S):
         place = await to_thread.run_sync(environment_for, with_grammar(script.header, script.grammar), folder, ctx.env)
         if script.grammar and not place.own and sys.version_info[:2] < script.grammar.version:
@@ -190,7 +190,7 @@ def whole_script(ctx: Context, asked: RehearsalRequested) -> str | None:
 
 def _keep(folder: Path, ticket: str, script: str) -> None:
     write_private(private_folder(folder) / ticket, script.encode("utf-8", "surrogatepass"))
-    with contextlib.suppress(FileNotFoundError):  # another process may have removed one
+    with contextlib.suppress(FileNotFoundError):  # another process may have removed a file
         for old in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime)[:-MOST_KEPT]:
             old.unlink()
 

@@ -170,7 +170,7 @@ async def submit(
         found = Submission(checked.findings, checked.quote, checked.worst_cost, adopted=True, rehearsal=tried)
         return _submitted(ctx, job, found)
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
-    waits = dry_run or facts.metered  # a launch by receipt may follow
+    waits = dry_run or facts.metered  # the receipt may be used for a launch later
     expires = ctx.clock.now() + ctx.policy.receipt_ttl_s
     ask = checked.question(ctx)
     issued = ReceiptIssued(
@@ -268,7 +268,7 @@ async def _look(
 
 
 async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
-    """Return a finding if the local machine can't run the job. When a platform is rehearsed, it is only a warning.
+    """Return a finding if the local machine can't run the job. For a rehearsed platform, it is only a warning.
 
     In a dry run, the problem is always returned. Otherwise, NoSandbox is raised, and BadRequest if the call may launch
     the job.

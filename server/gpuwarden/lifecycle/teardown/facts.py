@@ -158,8 +158,8 @@ async def _stored(
 def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
     """Return the latest complete copy of a job's outputs.
 
-    A copy is complete if it was made after the job's end and after the last declaration of outputs: from the machine,
-    or from an artifact store with a final report, provided that the machine has not been started again since then.
+    A copy is complete if it was made after the job's end and after the last declaration of outputs. If it was made from
+    an artifact store, the store must have a final report, and the machine must not have been started again since then.
     """
     since = whole_from(ctx, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if since else ():
@@ -257,7 +257,7 @@ def _files(
     pulled: Pulled | None,
     store: StoreCopy | None,
 ) -> Answer[tuple[OutputFile, ...]]:
-    """Return each listed file with its storage tier, its copies, and whether the verb destroys it."""
+    """Return each listed file with its storage tier, its copies, and whether the teardown deletes it."""
     if isinstance(listed, Unknown):
         return listed
     rows = []

@@ -81,7 +81,7 @@ def ordered_jobs(ctx: Context) -> list[JobRecord]:
     A self-stopped machine is included if the order is to terminate it and its job has an artifact store, which can
     prove the outputs.
     """
-    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most of these jobs are still running
+    rented = ctx.ledger.jobs_with_leases(*LIVE_LEASES)  # most are still running, so filter before reading
     found = [read_job(ctx.ledger, name) for name in rented if ctx.ledger.state(f"job/{name}") == Job.SUCCEEDED]
     for name in ctx.ledger.resting():
         job = read_job(ctx.ledger, read_lease(ctx.ledger, name.removeprefix("lease/")).job_id)

@@ -147,7 +147,7 @@ async def with_data(filled: FilledTemplate, hub: HubClient, here: Path | None) -
     settings |= splits_to_read(filled, repo, chosen)
     filled = replace(filled, settings=settings, dataset=repo)
     if not columns:
-        return filled  # unknown to the viewer; the trainer reads the columns itself
+        return filled  # the viewer does not know the columns; the trainer reads them itself
     fits = _fitted(filled, source, columns)
     kinds = {fits.renames.get(n, n): kind for n, kind in _renamed(filled, columns).items()}
     for name in fits.reads:

@@ -181,7 +181,7 @@ class Boxes:
                 if self.files[number] is None:
                     self.order.append(number)
                 self.files[number] = value["file_name"]
-            elif name == "annotations" and not value.get("iscrowd"):  # a crowd's box is around several objects
+            elif name == "annotations" and not value.get("iscrowd"):  # a crowd box contains several objects
                 box = value["bbox"]
                 if len(box) != _SIDES:
                     raise TypeError(f"a bbox with {len(box)} numbers")

@@ -21,7 +21,7 @@ SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 ANNOTATIONS: Final = "*annotations*.json"
 EXTRA: Final = "(cells beyond the header)"
-"""The column for extra cells in a csv row, which have no header."""
+"""Name of the column for the extra cells of a csv row, which have no header."""
 MAX_BATCH: Final = 128 << 20
 """Maximum size in bytes of the parquet values decoded at a time."""
 MAX_RATIO: Final = 100

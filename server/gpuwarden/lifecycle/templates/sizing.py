@@ -27,7 +27,7 @@ async def sized(
     except WardenError:
         return gpu, None
     fitting = sorted((c for c in found.cards if gpu or c.fit == "fits"), key=lambda c: (c.gpu.gb, c.gpu.tflops))
-    card = next(iter(fitting), None)  # also used if the platform offers none of them or does not respond
+    card = next(iter(fitting), None)  # the default if the platform offers none of them or does not respond
     for each in fitting if platform and not gpu else ():
         try:
             offer = await ask_offer(ctx, platform, Resources(gpu=each.gpu.name))
