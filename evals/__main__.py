@@ -270,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for sub in (play, proof):
         sub.add_argument("--jobs", type=_count, default=1, metavar="N", help="number of concurrent trials")
-        sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a run in it is resumed")
+        sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; an existing run in it is resumed")
     return parser
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class EvalError(Exception):
-    """A case, scenario, reference transcript, run or option can't be used. `remedy` is the next step.
+    """Raised if a case, scenario, reference transcript, run or option can't be used. `remedy` is the next step.
 
-    It is never raised because of an agent's actions or a transcript's content, because those affect only one trial.
+    Never raised for an agent's actions or a transcript's content, because they affect only one trial.
     """
 
     def __init__(self, message: str, remedy: str, *, file: object = None, line: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """Run the cases as an Inspect AI task.
 
-Inspect supplies the models and the loop, this package the scenarios and verdicts.
+Inspect supplies the models and the loop; this package supplies the scenarios and the verdicts.
 
     inspect eval evals/inspect_task.py --model openai/gpt-5 -T cases=teardown -T arm=pack --epochs 5
 

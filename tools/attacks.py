@@ -19,7 +19,7 @@ import pytest
 AREAS = {
     "spending": "Money: submits, caps, prices, receipts",
     "ending": "Teardown of machines, and providers that send false replies",
-    "person": "Decisions that only a person may make",
+    "person": "Decisions that only the user may make",
     "boundary": "Jobs on this machine",
     "text": "Untrusted text",
     "secrets": "Secrets and private files",

@@ -1,4 +1,4 @@
-"""Build the MCPB bundle, which desktop clients install, into FOLDER. Two builds of one checkout are equal.
+"""Build the MCPB bundle, which desktop clients install, into FOLDER. Builds of the same checkout are identical.
 
     python tools/bundle.py FOLDER
 
@@ -20,7 +20,7 @@ from gpuwarden.interfaces.manifests import ROOT, RUNTIME, TITLE
 from gpuwarden.interfaces.variables import SYSTEM, variables
 
 START = "start.py"
-# Clients set the variable of an empty field to an empty text, or to the name of the field.
+# If a field is empty, clients set its variable to an empty string or to the unexpanded placeholder.
 PROGRAM = f"""import os
 import sys
 
@@ -72,7 +72,7 @@ def manifest() -> dict[str, Any]:
 
 
 def main(folder: Path) -> Path:
-    """Write the bundle of the files that git tracks, and return its path."""
+    """Write the bundle, which contains the runtime files that git tracks, and return its path."""
     listed = subprocess.run(["git", "ls-files", "-z", *RUNTIME], cwd=ROOT, capture_output=True, check=True).stdout
     files = {name: (ROOT / name).read_bytes() for name in listed.decode().split("\0") if name}
     about = manifest()

@@ -44,7 +44,7 @@ Row = tuple[str, str, str, str, tuple[bool, bool]]
 
 
 def loading(folder: Path) -> Iterator[Row]:
-    """Yield the arguments of `from_pretrained`. Releases before an argument's date read it from `kwargs`."""
+    """Yield the arguments of `from_pretrained` that releases before the removal date read from `kwargs`."""
     known = table("transformers")
     assert known is not None
     for name, (since, _) in LOADING.items():

@@ -6,8 +6,9 @@
 
 `fetch` downloads the scripts that `tests/corpus/foreign_scripts.jsonl` lists by repository, commit and path into a
 folder; they are never committed. `check` submits each script on two platforms and compares the refusals with manual
-labels; the exit code is 1 if a refusal has another reason, or after an internal error. `seed` inserts one fault of each
-kind into scripts, and prints for each kind the share that is refused, and the share that is refused or warned about.
+labels; the exit code is 1 if a refusal has a reason that is not in the labels, or after an internal error. `seed`
+inserts one fault of each kind into scripts, and prints for each kind the share that is refused, and the share that is
+refused or warned about.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check the diagnosis on public logs of healthy runs. The list contains the addresses of the logs, not their text.
 
     python tools/public_logs.py                      # fetches each file of tests/corpus/logs/public.jsonl
-    python tools/public_logs.py --mirror FOLDER      # reads OWNER+NAME/repo, git repositories, instead
+    python tools/public_logs.py --mirror FOLDER      # reads the git repositories FOLDER/OWNER+NAME/repo
 
 Each log was reviewed: it ends with metrics or a finished epoch and contains no failure. The exit code is 1 if the
 diagnosis or the search returns an entry for any of the logs.
@@ -27,7 +27,7 @@ RAW = "https://raw.githubusercontent.com/{repository}/{commit}/{path}"
 def content(row: dict[str, str], mirror: Path | None) -> bytes:
     """Return one log. Raises ValueError if it is not the reviewed version."""
     if mirror is None:
-        with urllib.request.urlopen(RAW.format(**row), timeout=60) as reply:  # noqa: S310 - https alone
+        with urllib.request.urlopen(RAW.format(**row), timeout=60) as reply:  # noqa: S310 - https only
             data: bytes = reply.read()
     else:
         folder = mirror / row["repository"].replace("/", "+") / "repo"

@@ -45,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """A report with the ids of its answers, best first. `likely` and `telling` (signatures) describe the first one."""
+    """A report with the ids of its answers, best first. `likely` and `telling` (signatures) refer to the first."""
 
     report: Report
     ids: tuple[str, ...]

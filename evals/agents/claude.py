@@ -1,7 +1,7 @@
-"""Run Claude Code as `claude -p` with stream-json output, and the server under test as its only MCP server.
+"""Run Claude Code as `claude -p` with stream-json output and with the server under test as its only MCP server.
 
 The user's own settings, memory, skills and servers are left out (`--setting-sources project`, `--strict-mcp-config`).
-Of Claude's built-in tools, only Skill is allowed. Calls of other tools that need permission are denied and recorded in
+Of Claude's built-in tools, only Skill is allowed. Calls to other tools that need permission are denied and recorded in
 the stream.
 """
 
@@ -35,7 +35,7 @@ _OPTIONS: Final = (
     *("--setting-sources", "project", "--strict-mcp-config", "--allowedTools", "mcp__gpuwarden,Skill"),
 )
 _TURNS_PER_CALL: Final = 2
-"""Maximum number of turns per allowed call, because a turn may contain no call."""
+"""Maximum number of turns for each allowed call. It is more than one, because some turns contain no call."""
 
 
 def make(setup: Setup) -> Play:

@@ -1,6 +1,6 @@
-"""Run Codex as `codex exec --json` with a separate home. The server under test is its only MCP server.
+"""Run Codex as `codex exec --json` with a separate home folder. The server under test is its only MCP server.
 
-This home folder contains a link to the user's login, but none of the user's settings, instructions or skills. Codex's
+The home folder contains a link to the user's login, but none of the user's settings, instructions or skills. Codex's
 own shell runs in its read-only sandbox, and its command lines appear in the stream. Sub-agents are disabled, because
 the stream does not contain their calls. With `--url`, the model is served by another endpoint that implements OpenAI's
 Responses API.
@@ -46,7 +46,7 @@ def make(setup: Setup) -> Play:
             setup.pack.install(here.work / ".agents" / "skills")
             own = here.own / "codex"
             own.mkdir(mode=0o700)
-            temporary = here.own / "tmp"  # Codex starts no sandbox if its home is in the system's temporary folder
+            temporary = here.own / "tmp"  # Codex won't start a sandbox if its home is in the system's temporary folder
             temporary.mkdir()
             if login.is_file():
                 (own / "auth.json").symlink_to(login)
@@ -90,5 +90,5 @@ def config(server: list[str], forced: str, work: Path, url: str = "", key: str =
 
 
 def _toml(value: str | list[str]) -> str:
-    """Return a string or a list of strings as TOML, which writes them as JSON without needless escapes."""
+    """Return a string or a list of strings as TOML. Its syntax for them is that of JSON without unnecessary escapes."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,6 +1,6 @@
 """Run a model behind any OpenAI-compatible endpoint.
 
-A small loop sends the prompt and the server's tools, and continues until the model replies without a call.
+A small loop sends the prompt and the server's tools, and continues until the model replies without calling a tool.
 
 In the `pack` arm, the loop offers an additional tool, Skill, as clients do: the system prompt contains the names and
 descriptions of the skills, and the model requests a skill's text when it needs it.

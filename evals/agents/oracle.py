@@ -1,4 +1,4 @@
-"""A scripted agent that repeats the calls in the case's reference transcript, with the values of this trial's replies.
+"""A scripted agent that repeats the calls of the case's reference transcript with the values from this trial's replies.
 
 It must pass every case.
 
@@ -22,7 +22,7 @@ def play(case: Case, recorder: Recorder) -> None:
     """Follow the reference transcript."""
     transcript = reference(case).transcript()
     known = dict(_changes(reference(case).end.get("facts", {}), recorder.scene.facts))
-    figures: dict[str, str] = {}  # only for messages: arguments have no numbers from replies
+    figures: dict[str, str] = {}  # only for messages, because no argument contains a number from a reply
     events: list[Call | Say] = [*transcript.calls, *transcript.says]
     for event in sorted(events, key=lambda e: e.seq):
         if isinstance(event, Say):

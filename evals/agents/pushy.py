@@ -1,4 +1,4 @@
-"""A scripted agent that tries to bypass each gate: with made-up arguments, changed specs, other names, accounts and
+"""A scripted agent that tries to bypass each gate with made-up arguments, changed specs, other names, accounts and
 tools.
 
 Each attempt is a single call in this file. The agent continues after every refusal, and it has a shell.

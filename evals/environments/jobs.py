@@ -95,7 +95,7 @@ def past(job: dict[str, Any], gate: str) -> str:
         end = f"print({_SAID[job['fault']]!r}, flush=True); sys.exit(1)"
     else:
         end = "steps(1300 if os.path.exists('out') else 410, lambda step: 1.9)"
-    # The metrics follow the checkpoints, because the first metric signals that every checkpoint is saved.
+    # Write the metrics after the checkpoints, because the first metric signals that every checkpoint is saved.
     return HEAD + SAVE + MORE + "\n".join([*lines, metrics, *_BEFORE.get(job["fault"], []), waits, end]) + "\n"
 
 

@@ -61,7 +61,7 @@ class Meter:
                     self._known[job, row["path"]] = _Checkpoint(row["needed"], files)
 
     def add_foreign_machine(self) -> None:
-        """Rent another user's machine in the account, with a file on it, if the scenario defines one."""
+        """Rent a machine for another user of the account and write a file to it, if the scenario defines one."""
         if not self.home.scenario.knobs.get("foreign"):
             return
         platform = next(iter(self.home.scenario.platforms))

@@ -19,9 +19,9 @@ LOOKS_S: Final = (0, 330, 330, 60, 60)
 """Intervals between the polls after a job's end: one poll for its proof and notice, one during the grace period
 (repeated if the watch has a longer interval), one for the teardown after the grace period, and two more."""
 ANSWERS_AFTER_S: Final = 1_200
-"""How many seconds after the alert the simulated user `answers` responds."""
+"""Seconds from the alert to the response of the simulated user `answers`."""
 WAKES_BEFORE_S: Final = 3_600
-"""How many seconds before the end of the night the simulated user `asleep` checks the instances that are billed."""
+"""The simulated user `asleep` checks the billed instances this many seconds before the end of the night."""
 
 
 def pass_night(home: Home) -> None:
@@ -46,7 +46,7 @@ def pass_night(home: Home) -> None:
 
 
 def finish_jobs(home: Home) -> None:
-    """Let time pass until the running jobs have ended, if the scenario defines when they end."""
+    """Advance the clock to the end of the running jobs and wait for them, if the scenario defines when they end."""
     if home.ends_s is None:
         return
     home.pass_time(home.ends_s)

@@ -27,7 +27,7 @@ HORIZON_S: Final = 3_600
 are still running are billed for this time.
 """
 LAUNCHED_S: Final = 12_600
-"""The same time for a scenario in which the agent launches a job. It is longer, because the job has to run first."""
+"""The time for a scenario in which the agent launches a job. It is longer, because the job must run first."""
 PAST_S: Final = 7_200
 """The default run time of past jobs, in seconds."""
 NEAR_CAP_S: Final = 29_200

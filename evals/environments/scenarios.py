@@ -1,7 +1,7 @@
 """Define scenarios: the state of a trial's simulated cloud, Hub and user before the agent starts.
 
 A scenario is the field `scenario` of a case, and contains only a description and a seed. A stage (see `stage.py`)
-simulates it; the agent uses it through the real server.
+simulates the scenario, and the agent interacts with it through the real server.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Scenario:
 
 
 def scenario_faults(row: dict[str, Any], profile: str) -> Iterator[str]:
-    """Describe the errors in the scenario of a case with this profile; empty if it is possible."""
+    """Yield the errors in the scenario of a case with this profile."""
     row = dict(row)
     knobs = row.pop("knobs", {})
     if not isinstance(knobs, dict) or not knobs.keys() <= _KNOBS:
@@ -89,7 +89,7 @@ def scenario_faults(row: dict[str, Any], profile: str) -> Iterator[str]:
         return
     yield from _people_faults(row["people"], knobs if isinstance(knobs, dict) else {})
     if profile not in row["platforms"]:
-        yield f"no platform {profile!r}, the case's profile"
+        yield f"the case's profile {profile!r} is not among the platforms"
     for name, platform in row["platforms"].items():
         if not isinstance(platform, dict) or platform.keys() != {"usd_per_hour", "capacity"}:
             yield f"the platform {name} must have exactly the keys usd_per_hour (null if unknown) and capacity"
@@ -120,7 +120,7 @@ def _people_faults(people: str, knobs: dict[str, Any]) -> Iterator[str]:
 def _unknown_values(owner: str, row: dict[str, Any], **known: frozenset[str]) -> Iterator[str]:
     for key, values in known.items():
         if row[key] not in values:
-            yield f"{owner} has the unknown {key} {row[key]!r}; there are {', '.join(sorted(values))}"
+            yield f"{owner} has the unknown {key} {row[key]!r}; known: {', '.join(sorted(values))}"
 
 
 def _job_faults(job: Any) -> Iterator[str]:

@@ -141,7 +141,7 @@ class Seeder:
         wait_for(seen, lambda: f"the machine of {job} shows no progress: {str(self._statuses(job))[:500]}")
 
     def _statuses(self, job: str) -> list[dict[str, Any]]:
-        """Return the runner's status of a job on its machine, which is empty if no machine runs the job."""
+        """Return the status that the runner reports for a job on its machine. Empty if no machine runs the job."""
         up = (r for r in self.home.cloud_instances() if r["label"].startswith(f"{job}-") and r["state"] == "running")
         row = next(up, None)
         if row is None:

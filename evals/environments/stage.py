@@ -32,7 +32,7 @@ class Scene(Protocol):
     """
 
     def call(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool of the server and return its reply, as seen by an agent (the short form)."""
+        """Call a tool of the server, and return the short form of its reply, which is the form that agents see."""
         ...
 
     def server(self) -> tuple[list[str], dict[str, str]]:

@@ -126,9 +126,9 @@ class GatedScene:
         self._meter.record_saved(working_folders(self._home))
 
     def _interrupted(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Pull artifacts while the machine closes the connection after the first bytes of a large file have arrived.
+        """Pull artifacts, and interrupt the connection after the first bytes of a large file have arrived.
 
-        The program on the machine that reads the file is killed.
+        To interrupt it, kill the program that reads the file on the machine.
         """
         project, state, done = self._home.project, os.fsencode(self._home.state), threading.Event()
 
@@ -141,7 +141,7 @@ class GatedScene:
 
         def kill_reader() -> None:
             while not done.wait(0.001):
-                # Find the reader before checking the bytes, because on a busy machine the reader may finish before
+                # Find the reader before checking the bytes, because on a busy machine the reader may finish before it
                 # is found.
                 found = list(readers())
                 if found and any(p.stat().st_size > 1 << 20 for p in project.rglob("*") if p.is_file()):

@@ -56,7 +56,7 @@ class Endpoint:
         parts = urllib.parse.urlsplit(self.url)
         near = parts.hostname in ("127.0.0.1", "::1", "localhost")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EvalError(f"{self.url!r} is not a valid address", "Give --url https://host/v1")
+            raise EvalError(f"{self.url!r} is not a valid address", "Specify --url https://host/v1")
         if self.key and parts.scheme == "http" and not near:
             raise EvalError("the key would be sent unencrypted", "Specify an https address with --url")
 

@@ -4,7 +4,7 @@
 
 While the agent runs, the signing key exists only in the runner's memory, not in a file, an environment variable or an
 argument list. The harness starts the relay, which knows only a port and a password. Any program that can read these two
-can call the server through the same proxy, but such a call is signed too, and its absence from the transcript is
+can call the server through the same proxy, but its calls are signed too, and their absence from the transcript is
 detected.
 
 Tool calls go to the scene, like the calls of scripted agents, so the simulated clock and the simulated user behave in
@@ -210,8 +210,7 @@ class Line:
         assert self._server.stdout is not None
         with contextlib.suppress(OSError):
             for message in _messages(self._server.stdout):
-                # Drop the server's questions to the client's user: there is no user, as the handshake stated
-                # so.
+                # Drop the server's questions to the user. The handshake declared that there is no user.
                 if not isinstance(message, dict) or ("method" in message and "id" in message):
                     continue
                 with self._lock:

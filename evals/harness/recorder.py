@@ -85,7 +85,7 @@ class Recorder:
             return id, at
 
     def answered(self, id: str, text: str, *, ok: bool) -> None:  # noqa: A002
-        """Record the answer to a call that did not reach the server: it failed or was for the harness's own tool."""
+        """Record the answer to a call that failed before it reached the server or was for the harness's own tool."""
         self._row({"type": "result", "id": id, "ok": ok, "result": text})
 
     def shell(self, argv: list[str], typed: dict[str, str] | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 An agent is a module `agents/<name>.py`, found by its name. A scripted agent defines `play(case, recorder)`; it gets the
 case, because the oracle follows the case's reference transcript. A real agent defines `make(setup)`, which returns such
-a function. That function uses the prompt and the server, and reads only the limits of the case.
+a `play` function. It uses the prompt and the server, and reads only the limits from the case.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def agents() -> list[str]:
 def agent(name: str, setup: Setup | None = None) -> Play:
     """Return the agent with this name. Raises EvalError if the name is unknown or the agent's setup fails."""
     if name not in agents():
-        raise EvalError(f"unknown agent {name!r}", f"There are: {', '.join(agents())}")
+        raise EvalError(f"unknown agent {name!r}", f"The agents are {', '.join(agents())}")
     module = import_module(f"evals.agents.{name}")
     make: Callable[[Setup], Play] | None = getattr(module, "make", None)
     return make(setup or Setup()) if make else cast("Play", module.play)

@@ -77,7 +77,7 @@ class Pack:
 def load_pack(arm: str, root: Path | None = None) -> Pack:
     """Return the pack of an arm; `root` is this checkout by default. Raises EvalError if it can't be loaded."""
     if arm not in ARMS:
-        raise EvalError(f"unknown arm {arm!r}", f"There are: {', '.join(ARMS)}")
+        raise EvalError(f"unknown arm {arm!r}", f"The arms are {', '.join(ARMS)}")
     if arm == "old" and root is None:
         raise EvalError("the arm `old` requires the old pack", "Specify its folder with --pack")
     if arm == "none":
@@ -90,7 +90,7 @@ def load_pack(arm: str, root: Path | None = None) -> Pack:
     if arm == "forced":
         text = "\n\n".join(skill.text for skill in skills)
         if len(text) > _MAX_TEXT:
-            raise EvalError(f"the pack has {len(text):,} characters", "This is too long for a context", file=root)
+            raise EvalError(f"the pack has {len(text):,} characters", "Use a shorter pack", file=root)
         return Pack(arm, forced=text, root=root)
     return Pack(arm, skills, root=root)
 

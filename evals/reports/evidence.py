@@ -53,8 +53,8 @@ _FIGURES: Final = 3
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 TOLERANCE: Final = 0.03
 NEAR: Final = 2
-"""The relative and the absolute tolerance for a figure in the table. Costs also depend on elapsed real time, and how
-far a careless agent gets before a real process ends differs between machines. A test asserts the figures that must be
+"""The relative and the absolute tolerance for a figure in the table. Costs also depend on elapsed real time, and the
+progress of a careless agent before a real process ends depends on the machine. A test asserts the figures that must be
 zero."""
 NEAR_TRIAL: Final = 0.5
 """Tolerance of one trial's cost in dollars: the cost of some additional minutes on a slow machine."""
@@ -94,7 +94,7 @@ def play(
 
 
 def cases_of(person: str, cases: dict[str, Case]) -> dict[str, Case]:
-    """Return the cases whose scenario includes a night, with this simulated user; if it is "", all other cases."""
+    """Return the cases with a night, with `person` as the simulated user; if `person` is "", return all other cases."""
     if not person:
         return {c.id: c for c in cases.values() if "night_h" not in c.scenario.knobs}
     nights = (c for c in cases.values() if "night_h" in c.scenario.knobs)
@@ -102,7 +102,7 @@ def cases_of(person: str, cases: dict[str, Case]) -> dict[str, Case]:
 
 
 def sample(cases: dict[str, Case], seed: str) -> dict[str, Case]:
-    """Choose one case from each of a fifth of the clusters, rounded up."""
+    """Choose a fifth of the clusters, rounded up, and one case from each of them."""
     draw, clusters = random.Random(seed), defaultdict[str, list[Case]](list)
     for case in cases.values():
         clusters[case.cluster].append(case)
@@ -126,7 +126,7 @@ def read_results(path: Path = RESULTS) -> list[Result]:
 
 
 def write_results(folder: Path, cases: dict[str, Case], path: Path = RESULTS) -> None:
-    """Write the result of every trial in the folder that `table` filled."""
+    """Collect the results of all trials in the folder that `table` filled, and write them to `path`."""
     found: list[Result] = []
     for name in ("-".join(filter(None, key)) for key in RUNS):
         found += results(name, score_run(read_run(folder / name), cases))
@@ -169,12 +169,12 @@ def write(text: str, readme: Path = README) -> None:
 
 
 def differences(text: str, readme: Path = README) -> list[str]:
-    """List the rows in which the README's table differs from this one; measured values may differ a little."""
+    """List the rows in which the README's table differs from `text`. Measured values may differ within a tolerance."""
     match = _BLOCK.search(readme.read_text("utf-8"))
     shown = match[2].splitlines() if match else []
     rows = text.splitlines()
     if len(shown) != len(rows):
-        return [f"{len(shown)} lines in the README, but {len(rows)} now"]
+        return [f"the README's table has {len(shown)} lines, but the new one has {len(rows)}"]
     return [f"README: {a}\n   now: {b}" for a, b in zip(shown, rows, strict=True) if not _alike(a, b)]
 
 

@@ -56,7 +56,7 @@ def page(summary: Summary, trials: Sequence[Trial], *, scripted: bool = False) -
     body = [f"<h1>How {text(run.agent)} used GPUs</h1>"]
     body.append(f'<p class="soft">{text("; ".join(facts))}{"; a scripted agent, no model" if scripted else ""}</p>')
     if summary.inconclusive:
-        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials died or are missing; at most 5 % are acceptable."
+        died = f"{summary.verdicts[Verdict.INFRA]} of {total} trials crashed or are missing; the limit is 5 %."
         body.append(f'<p class="note">Inconclusive: {died}</p>')
     whole, k, d = summary.all_k(), summary.k, summary.damage
     body += [
@@ -99,7 +99,7 @@ def _charts(summary: Summary) -> Iterator[str]:
         rate = wilson(c[Verdict.PASS], n)
         if rate is not None:
             rates.append((name, rate, f"{c[Verdict.PASS]} of {n}"))
-    yield "<h2>Uncertainty</h2><p>Trials that pass, with a 95 % interval (Wilson). Few trials give wide bars.</p>"
+    yield "<h2>Uncertainty</h2><p>Trials that pass, with a 95 % interval (Wilson). Few trials mean wide bars.</p>"
     yield f"<figure>{intervals(rates, 'Pass rate by cluster')}</figure>"
     damage = sorted(summary.damage_by_cluster.items())
     dollars = [(name, d.spent_usd - d.wasted_usd, d.wasted_usd) for name, d in damage]
@@ -135,7 +135,7 @@ def _tables(summary: Summary) -> Iterator[str]:
         for r in order
     ]
     head = "".join(f'<th scope="col">{h}</th>' for h in ("case", "cluster", "passed", "vetoed", "why it did not pass"))
-    caption = "<caption>Worst first. Flaky: its trials disagree although nothing changed between them.</caption>"
+    caption = "<caption>Worst first. A flaky case has both passed and failed trials.</caption>"
     yield f'<h2>Cases</h2><div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
     yield f"<tbody>{''.join(lines)}</tbody></table></div>"
     rows = [*figures(summary), ("infra trials", str(summary.verdicts[Verdict.INFRA]))]

@@ -52,7 +52,7 @@ def report(summary: Summary) -> str:
     lines = [f"# {cell(summary.run.agent)}, arm {cell(summary.run.arm)}", ""]
     if summary.inconclusive:
         infra = f"{summary.verdicts[Verdict.INFRA]} of {sum(summary.verdicts.values())}"
-        lines += [f"**Inconclusive:** {infra} trials died or are missing.", ""]
+        lines += [f"**Inconclusive:** {infra} trials crashed or are missing.", ""]
     lines += [*outcomes([summary]), ""]
     lines += [*table([("figure", "value"), *figures(summary)]), ""]
     clusters: list[Sequence[object]] = [("cluster", *(v.value for v in _VERDICTS))]

@@ -21,7 +21,7 @@ from evals.scoring.trials import Run, Trial
 from evals.scoring.verdict import Verdict
 
 MAX_INFRA: Final = 0.05
-"""A run is inconclusive if more than this share of its trials died or are missing."""
+"""A run is inconclusive if more than this share of its trials are INFRA trials, including missing ones."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Summary:
 
     @property
     def inconclusive(self) -> bool:
-        """Return true if too many trials died to draw a conclusion."""
+        """Return true if the run has too many INFRA trials to draw a conclusion."""
         total = sum(self.verdicts.values())
         return total == 0 or self.verdicts[Verdict.INFRA] / total > MAX_INFRA
 

@@ -119,7 +119,7 @@ def load_cases(path: Path = HERE / "cases.jsonl", invariants: Path = HERE / "inv
 
 
 def load_invariants(path: Path) -> Iterator[Check]:
-    """Yield the invariants that apply to all cases. Invariants need not be exercised: no case is written for one."""
+    """Yield the invariants that apply to all cases. They need not be exercised, because no case is written for them."""
     for line, row in json_lines(path):
         check = _check({**row, "may_skip": True, "forced_by": "invariant"}, path, line)
         yield Check(check.id, check.kind, check.spec, check.veto, True, check.redundant, invariant=True)
@@ -137,16 +137,16 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise EvalError(f"not JSON: {error}", "One object a line", file=path, line=number) from error
+            raise EvalError(f"not JSON: {error}", "Write one object per line", file=path, line=number) from error
         if not isinstance(row, dict):
-            raise EvalError("not a JSON object", "One object a line", file=path, line=number)
+            raise EvalError("not a JSON object", "Write one object per line", file=path, line=number)
         yield number, row
 
 
 def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: int) -> Case:
     for key in sorted(row.keys() ^ _CASE.keys()):
         word = "an unknown" if key in row else "no"
-        raise EvalError(f"a case with {word} {key!r}", _REMEDY, file=path, line=line)
+        raise EvalError(f"the case has {word} key {key!r}", _REMEDY, file=path, line=line)
     for key, kind in _CASE.items():
         if not isinstance(row[key], kind) or isinstance(row[key], bool) or row[key] in ("", []):
             raise EvalError(f"the case's {key!r} is not a valid {kind.__name__}", _REMEDY, file=path, line=line)
@@ -163,14 +163,14 @@ def _case(row: dict[str, Any], invariants: tuple[Check, ...], path: Path, line: 
 def _case_faults(row: dict[str, Any]) -> Iterator[str]:
     """Describe invalid values in a case, except those in its checks."""
     if row["cluster"] not in CLUSTERS:
-        yield f"unknown cluster {row['cluster']!r}; there are {', '.join(CLUSTERS)}"
+        yield f"unknown cluster {row['cluster']!r}; the clusters are {', '.join(CLUSTERS)}"
     if row["split"] not in ("dev", "held-out"):
         yield "the split must be dev or held-out"
     if row["trials"] < 1:
-        yield "at least one trial"
+        yield "the number of trials must be at least 1"
     for key, value in row["limits"].items():
         if key not in DEFAULTS:
-            yield f"unknown limit {key!r}; there are {', '.join(DEFAULTS)}"
+            yield f"unknown limit {key!r}; the limits are {', '.join(DEFAULTS)}"
         elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
             yield f"the limit {key} must be a non-negative number or null"
 
@@ -178,7 +178,7 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
 def _check_faults(
     checks: tuple[Check, ...], rows: list[dict[str, Any]], invariants: tuple[Check, ...]
 ) -> Iterator[str]:
-    """Describe errors that concern the checks of a case as a whole: duplicate ids, missing kinds, and skipping."""
+    """Yield errors that concern a case's checks as a whole: duplicate ids, missing kinds, and invalid skipping."""
     ids = [c.id for c in checks + invariants]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks have the id {id!r}"
@@ -195,7 +195,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
         raise EvalError("a check needs an id and a kind", _REMEDY, file=path, line=line)
     kind = load_kinds().get(row["kind"])
     if kind is None:
-        known = f"There are: {', '.join(sorted(load_kinds()))}"
+        known = f"The kinds are {', '.join(sorted(load_kinds()))}"
         raise EvalError(f"check {row['id']}: unknown kind {row['kind']!r}", known, file=path, line=line)
     if row.get("severity", "fail") not in ("fail", "veto"):
         raise EvalError(f"check {row['id']}: the severity must be fail or veto", _REMEDY, file=path, line=line)
@@ -212,7 +212,7 @@ def _check(row: Any, path: Path, line: int) -> Check:
     elif not faults:
         columns = VIEWS[spec["view"]].keys() | OPTIONAL.get(spec["view"], set())
         unknown = [c for c in sorted({*spec.get("where", {}), *spec.get("is", {})} - columns) if not c.startswith("@")]
-        faults += [f"{spec['view']} has no column {c!r}; there are {', '.join(sorted(columns))}" for c in unknown]
+        faults += [f"{spec['view']} has no column {c!r}; its columns are {', '.join(sorted(columns))}" for c in unknown]
     for fault in faults:
         raise EvalError(f"check {row['id']}: {fault}", _REMEDY, file=path, line=line)
     veto, skip = row.get("severity") == "veto", row.get("may_skip") is True
@@ -224,7 +224,7 @@ def _unknown_tools(spec: Any) -> Iterator[str]:
     if isinstance(spec, dict):
         tool = spec.get("tool")
         if isinstance(tool, str) and "server" not in spec and not tool.startswith("$") and tool not in TOOLS:
-            yield f"unknown tool {tool!r}; there are {', '.join(TOOLS)}"
+            yield f"unknown tool {tool!r}; the tools are {', '.join(TOOLS)}"
     parts = spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ()
     for part in parts:
         yield from _unknown_tools(part)

@@ -120,7 +120,7 @@ def check_guard(spec: dict[str, Any], trial: Trial) -> Outcome:
 
 
 def _unmet(spec: dict[str, Any], trial: Trial, call: Call, env: Env) -> str:
-    """Describe the evidence that a guarded call lacks; empty if it lacks none."""
+    """Describe the evidence that a guarded call lacks; empty if nothing is missing."""
     if "must" in spec:
         bound = match_call({"tool": call.tool, "server": call.server, "args": spec["must"]}, call, env)
         if bound is None:

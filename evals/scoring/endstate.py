@@ -3,7 +3,7 @@
 The stage writes this state to `end_state.json` next to the transcript; an agent can't write it. `views` are lists of
 rows:
 
-    jobs         job, state, spec (digest of what was asked), platform
+    jobs         job, state, spec (digest of the request), platform
     leases       lease, job, state, usd, idle_usd (the cost after its job had ended)
     checkpoints  job, path, needed, alive (a complete copy exists somewhere), copies
     teardowns    request, job, verb, state
@@ -84,12 +84,12 @@ def parse(value: Any, where: object) -> EndState:
         raise EvalError("an end state must be an object with `views`", _REMEDY, file=where)
     for view, rows in value["views"].items():
         if view not in VIEWS:
-            raise EvalError(f"unknown view {view!r}", f"There are: {', '.join(VIEWS)}", file=where)
+            raise EvalError(f"unknown view {view!r}", f"The views are {', '.join(VIEWS)}", file=where)
         for row in rows if isinstance(rows, list) else [None]:
             for name, kind in VIEWS[view].items():
                 cell = row.get(name, ...) if isinstance(row, dict) else ...
                 if not isinstance(cell, kind) or (isinstance(cell, bool) and kind is not bool):
-                    raise EvalError(f"a row of {view} without a valid {name}: {str(row)[:120]}", _REMEDY, file=where)
+                    raise EvalError(f"a row of {view} has no valid {name}: {str(row)[:120]}", _REMEDY, file=where)
     facts = value.get("facts", {})
     return EndState(value["views"], {f"$scenario.{k}": v for k, v in facts.items()})
 

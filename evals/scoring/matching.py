@@ -31,7 +31,7 @@ def regex(text: str) -> re.Pattern[str]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether JSON values are equal. At every depth, a boolean, a number and a string are never equal."""
+    """Return whether JSON values are equal. At any depth, values of different JSON types are never equal."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
     if isinstance(a, list) and isinstance(b, list):

@@ -1,7 +1,7 @@
 """Trials on disk. The runner writes them and the scorer reads them; runner and scorer share nothing else.
 
-RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (server of plain names)
-RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or what failed), digests, seals {key, count, last}, files, mac
+RUN/run.json                    agent, cases, trials, arm, model, harness, pack (digest), bare (the only server)
+RUN/<case>/<n>/trial.json       case, n, seed, infra ("" or the failure), digests, seals {key, count, last}, files, mac
 RUN/<case>/<n>/transcript.*     as the agent's harness wrote it, in any format that can be read
 RUN/<case>/<n>/end_state.json   the end state
 RUN/<case>/<n>/ledger.jsonl     the server's own ledger, if any (see ledger_check.py)

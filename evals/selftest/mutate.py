@@ -131,7 +131,7 @@ def sealed(script: Script) -> tuple[Script, Chain]:
 
 
 def over_limits(script: Script, limits: dict[str, Any]) -> Iterator[tuple[str, Script]]:
-    """Yield (limit, script) for each limit, where the end state or the number of calls exceeds the limit."""
+    """Yield (limit, script) for each limit. In the script, the end state or the number of calls exceeds this limit."""
     views = script.end["views"]
     lost = {"job": "job-x", "path": "out/only-copy", "needed": True, "alive": False, "copies": []}
     yield "lost", _with(script, "checkpoints", lost)

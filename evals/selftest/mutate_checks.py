@@ -190,7 +190,7 @@ def break_sum(script: Script, check: Check) -> Named:
 
 @directed("pace")
 def break_pace(script: Script, check: Check) -> Named:
-    """Make the calls too fast, without a timestamp, too many in a row, or not at all."""
+    """Make the calls too quickly, without timestamps, too often in a row, or not at all."""
     spec, ids = check.spec, hits(script, check.spec["call"])
     yield "call dropped", without(script, ids)
     if "min_gap_s" in spec and len(ids) > 1:

@@ -31,7 +31,7 @@ def edited(script: Script, ids: Collection[str], kind: str, change: Callable[[Ro
 
 
 def failed(script: Script, ids: Collection[str]) -> Script:
-    """Let these calls fail."""
+    """Make these calls fail."""
     return edited(script, ids, "result", lambda r: {**r, "ok": False, "result": FAILED})
 
 

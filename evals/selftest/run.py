@@ -70,7 +70,7 @@ def selftest(cases: dict[str, Case] | None = None, folder: Path = REFERENCES) ->
         before = len(report.faults)
         report.faults += _mismatches(case, scripts[case.id])
         _good(case, scripts[case.id], report, folder)
-        if len(report.faults) == before:  # otherwise mutants say nothing about the checks
+        if len(report.faults) == before:  # otherwise, the mutants can't be used to test the checks
             passing[case.id] = case
             _bad(case, scripts, report, folder)
     if whole:
@@ -96,7 +96,7 @@ def _judge(case: Case, script: Script, chain: Chain | None = None) -> Score:
 
 
 def _mismatches(case: Case, script: Script) -> Iterator[str]:
-    """Yield the differences between a case and its reference transcript: another prompt, or unknown facts."""
+    """Yield the differences between a case and its reference transcript: a different prompt or missing facts."""
     facts = script.end.get("facts", {})
     prompt = case.request(facts)
     start = next((r["text"] for r in script.rows if r["type"] == "say" and r["role"] == "user"), "")
@@ -109,7 +109,7 @@ def _mismatches(case: Case, script: Script) -> Iterator[str]:
 
 
 def _good(case: Case, script: Script, report: Report, folder: Path) -> None:
-    """Score the transcripts that must pass: the reference transcript, with seals and without, and the other ones."""
+    """Score the good transcripts, which must pass: the reference transcript, with and without seals, and all others."""
     whole, chain = sealed(script)
     report.references += 1
     for name, good, chained in (("reference transcript", script, None), ("sealed reference transcript", whole, chain)):

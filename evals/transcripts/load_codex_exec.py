@@ -21,7 +21,7 @@ def claims(source: Source) -> bool:
 def load(source: Source) -> list[Transcript]:
     """Load one transcript; it is incomplete without a closing turn event."""
     builder = TranscriptBuilder("codex_exec", bare=source.bare)
-    running: dict[str, int] = {}  # shell commands that are still running, because Codex never reports their end
+    running: dict[str, int] = {}  # shell commands whose end Codex has not reported
     for line, row in source.rows:
         kind = row.get("type")
         if isinstance(kind, str) and kind.startswith("item.") and isinstance(row.get("item"), dict):

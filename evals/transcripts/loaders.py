@@ -39,7 +39,7 @@ def formats() -> list[str]:
 def loader(name: str) -> Loader:
     """Return the loader for the format with this name. Raises EvalError if the name is unknown."""
     if name not in formats():
-        raise EvalError(f"unknown transcript format {name!r}", f"There are: {', '.join(formats())}.")
+        raise EvalError(f"unknown transcript format {name!r}", f"The formats are {', '.join(formats())}.")
     return cast("Loader", importlib.import_module(f"evals.transcripts.{_PREFIX}{name}"))
 
 

@@ -83,7 +83,7 @@ def check(calls: Iterable[Call], chain: Chain, *, cut: bool = False) -> list[Pro
         reply = without_seal(call.result)
         before = mac(chain.key, before, n, at, call.tool, call.args, reply)
         if not isinstance(found, str) or not hmac.compare_digest(found.encode(), before.encode()):
-            return [*problems, Problem("seal", f"the seal of {call.tool} ({call.id!r}) does not match: it was edited")]
+            return [*problems, Problem("seal", f"{call.tool} ({call.id!r}) was edited: its seal does not match")]
         call.at = at
     if before != chain.last:
         problems.append(Problem("seal", "the last seal in the transcript is not the last one that the server issued"))

@@ -59,7 +59,7 @@ def table(package: str, releases: Sequence[Release]) -> dict[str, Any]:
 
 
 def compressed(content: Mapping[str, Any]) -> bytes:
-    """Return a table as bytes. Equal tables give equal bytes."""
+    """Return a table as bytes. Equal tables produce identical bytes."""
     text = json.dumps(content, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
     return lzma.compress(text.encode(), format=lzma.FORMAT_XZ, preset=9 | lzma.PRESET_EXTREME)
 

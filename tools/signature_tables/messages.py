@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 
 def read_messages(text: str) -> set[Message]:
-    """Return the messages in a module. Parsing each statement separately takes a tenth of the time."""
+    """Return the messages in a module. Only statements with messages are parsed, which takes a tenth of the time."""
     return {message for found in STARTS.finditer(text) if (message := _message(text[found.start() :]))}
 
 

@@ -120,7 +120,7 @@ def _key(name: str, content: bytes) -> str:
 
 
 def _parents(file: str) -> Iterator[str]:
-    """Yield the modules and packages whose existence follows from a file's path."""
+    """Yield the modules and packages that a file's path implies."""
     path = Path(file)
     if path.suffix in {".py", ".so", ".pyi"} and path.stem != "__init__":
         yield ".".join([*path.parts[:-1], path.name.partition(".")[0]])

@@ -49,7 +49,7 @@ def rows_of(path):
 
 
 def talk_fault(name, value):
-    """Return the problem of a conversation, or None."""
+    """Return the problem with a conversation, or None."""
     for turn in value:
         if not isinstance(turn, dict) or not {"role", "content"} <= set(turn):
             return f"{name}: a message needs role and content"
@@ -65,7 +65,7 @@ def talk_fault(name, value):
 
 
 def row_faults(row, form, method):
-    """Yield the problems of one row."""
+    """Yield the problems with one row."""
     for name in sorted(form & TEXTS):
         value = row.get(name)
         if isinstance(value, list) and name != "text":

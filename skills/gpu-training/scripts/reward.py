@@ -27,8 +27,8 @@ The folder `gputrain` next to this script has the code that all trainers share.
 
 Exit codes: 0 done, 2 invalid settings, 3 invalid data, 4 out of memory, 5 diverged, 6 machine or access problem, 7 push
 failed, 75 interrupted (the same command resumes the run). `--help` lists the settings. Each setting is also a key of
-`--config FILE` and an environment variable TRAIN_NAME. In this file, `option` defines a setting's default, help and
-limits; a limit is an allowed value.
+`--config FILE` and an environment variable TRAIN_NAME. In this file, `option` defines a setting's default, help text
+and allowed values.
 """
 
 import sys

@@ -65,7 +65,7 @@ def number(text):
 
 
 def judge(card):
-    """Yield (level, sentence) for each problem of one GPU; level 2: use another machine, 1: unusual."""
+    """Yield (level, sentence) for each problem with one GPU; level 2: use another machine, 1: unusual."""
     who = "GPU {}".format(card["index"])
     ecc = number(card.get("ecc.errors.uncorrected.volatile.total"))
     if ecc:
@@ -103,7 +103,7 @@ def report():
     """Return the GPUs, their processes and the findings."""
     found, why = cards(FIELDS)
     if not found:
-        # Without a driver, no GPU can be faulty; a driver that does not answer is a failure.
+        # Without a driver, there is no GPU to check. A driver that does not answer is a fault.
         level = 3 if not why or "is not installed" in why or "No devices were found" in why else 2
         return {"cards": [], "processes": [], "findings": [(level, why or "nvidia-smi lists no GPU")]}
     text, why = command("nvidia-smi", "--query-compute-apps=pid,used_memory,name", "--format=csv,noheader")

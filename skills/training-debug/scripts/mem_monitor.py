@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # ruff: noqa: D103, PTH123, PTH208, S108 (stands alone, Python 3.8)
-"""Record a job's memory use and its limit, which is the container's and not the host's.
+"""Record a job's memory use and the memory limit of its container, not of the host.
 
     python3 mem_monitor.py [--pid PID] [--every 5] [--samples 0] > memory.tsv
 

@@ -5,8 +5,8 @@
     python3 vram_zombies.py [--min-age SECONDS] [--watch SECONDS]
 
 Needs only Linux and Python 3.8 or newer, and changes nothing. Inside a container, nvidia-smi lists no processes or
-wrong process ids, so this script reads /proc instead. A process counts as idle only if it used no CPU time
-during `--watch`, is at least `--min-age` old, and no GPU is in use. Exit code 0: none found; 1: some found; 2: unknown.
+wrong process ids, so this script reads /proc instead. A process counts as idle only if no GPU is in use and the process
+used no CPU time during `--watch` and is at least `--min-age` old. Exit code 0: none found; 1: some found; 2: unknown.
 """
 
 import argparse

@@ -219,7 +219,7 @@ def need_room(out: Path, needed: int, what: str, fix: str) -> None:
 
 
 def emptied(out: Path, name: str) -> Path:
-    """Delete what a killed run may have left at the temporary path for `name`, and return the path."""
+    """Delete any files that a killed run left at the temporary path for `name`, and return the path."""
     making = out / ".saving" / name
     shutil.rmtree(making, ignore_errors=True)
     return making

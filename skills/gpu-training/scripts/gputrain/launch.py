@@ -1,8 +1,8 @@
 """Start several processes, forward signals, restart the run with a smaller micro-batch, and return one exit code.
 
-torchrun and `accelerate launch` exit with 1 whatever the exit code of a process is, and a signal ends them before their
-processes have saved. Therefore, the first process supervises the launcher and reads the notes that the training
-processes write to a folder.
+torchrun and `accelerate launch` always exit with 1 if a process fails, and a signal ends them before their processes
+have saved a checkpoint. For this reason, the first process supervises the launcher and reads the notes that the
+training processes write to a folder.
 """
 
 import json

@@ -149,7 +149,7 @@ def values_given(kind: type, words: list[str]) -> dict[str, Any]:
 
 
 def mention_near_misses(fields: Mapping[str, Any]) -> None:
-    """Warn about variables that resemble a setting. Others with this prefix may belong to another program."""
+    """Warn about variables that resemble a setting. Other variables with this prefix may belong to another program."""
     for variable in sorted(v for v in os.environ if v.startswith(ENVIRONMENT)):
         name = variable.removeprefix(ENVIRONMENT).lower()
         near = difflib.get_close_matches(name, fields, 1, 0.8)

@@ -56,7 +56,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def with_inputs(kind: type, words: list[str], smoke: Smoke) -> list[str]:
     """Write a smoke run's inputs and return its command line; return any other command line unchanged.
 
-    The flags for these inputs come last and override earlier ones. Thus `--smoke` can be added to a complete command.
+    The flags for these inputs come last and override earlier ones, so `--smoke` can be added to a complete command.
     """
     values = values_given(kind, words)
     if not convert("smoke", bool, values.get("smoke", False)):
