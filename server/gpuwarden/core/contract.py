@@ -135,7 +135,7 @@ def _replaces(theirs: inspect.Signature, ours: inspect.Signature) -> bool:
 
 
 def object_faults(made: object, protocol: type, name: str) -> list[str]:
-    """Return one sentence for each attribute that violates a protocol, or for a `name` other than the plug-in's."""
+    """Return one sentence for each attribute that violates a protocol, or for a `name` that is not the plug-in's."""
     found = []
     for key, kind in typing.get_type_hints(protocol).items():
         value = getattr(made, key, None)

@@ -18,7 +18,8 @@ UNLIMITED: Final = 2**31
 """The value of a limit that the engine reports as unlimited."""
 
 Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,499}$")]
-"""The name of a container image or a machine image. No engine can parse part of it as a variable or a second field."""
+"""The name of a container image or a machine image. It contains no character that an engine parses as a variable
+or as a separator."""
 
 _Options = TypeVar("_Options", bound=Frozen)
 
@@ -35,11 +36,11 @@ def engine_options(options: type[_Options], given: object, engine: str) -> _Opti
 
 
 class Queue(Frozen):
-    """An engine's queue, such as a Slurm partition. `open` is False if it currently accepts no jobs or starts none.
+    """An engine's queue, such as a Slurm partition. `open` is False if it currently does not accept or start jobs.
 
-    `preempts` is the engine's action on the queue's jobs when it makes room for other jobs. `gpus` maps each GPU type
-    to the number per machine; the type is "" if the engine does not report it. `accounts` and `qos` are the values that
-    the queue admits, or None if it admits all; `own_qos` is the QOS whose limits apply to all of the queue's jobs.
+    `preempts` is the action that the engine takes on the queue's jobs to make room for other jobs. `gpus` maps each GPU
+    type to the number per machine; the type is "" if the engine does not report it. `accounts` and `qos` are the values
+    that the queue admits, or None if it admits all; `own_qos` is the QOS whose limits apply to all of the queue's jobs.
     """
 
     name: str

@@ -145,7 +145,7 @@ class BadReply(WardenError):
 
 
 class LedgerError(WardenError):
-    """The ledger can't be read or written. The call launched nothing and lost nothing."""
+    """The ledger can't be read or written. The call did not launch anything, and no data was lost."""
 
     code = "ledger_error"
 

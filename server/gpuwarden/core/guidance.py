@@ -1,4 +1,4 @@
-"""Next steps as values. The MCP server renders a step as a tool call, and the terminal as a command to paste.
+"""Represent next steps as values. The MCP server renders a step as a tool call, and the terminal as a command to paste.
 
 Errors contain next steps, and the errors module is copied to machines, so this module must run on Python 3.8.
 """
@@ -59,7 +59,7 @@ _FAN_OUT = re.compile(r"f[0-9a-f]{10}")
 
 
 def is_fan_out(name: str) -> bool:
-    """Return whether an id belongs to a fan-out, and so stands for all of its jobs."""
+    """Return whether an id identifies a fan-out, and with it all of its jobs."""
     return _FAN_OUT.fullmatch(name) is not None
 
 

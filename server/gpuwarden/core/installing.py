@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 
 def install_command(package: str, extra: str = "", of: str = "gpuwarden") -> str:
-    """Return the command that installs a package, or the requirements of the extra in `of` that includes it.
+    """Return the command that installs a package or, if the distribution `of` has the extra, the extra's requirements.
 
     The command does not name the extra, because gpuwarden is not on a package index. It names gpuwarden's interpreter,
     because gpuwarden may run in the environment of a tool or plugin. An environment created by uv has no pip.

@@ -2,7 +2,7 @@
 
 `sanitize.TOKEN` matches tokens of known formats. This module recognizes a secret by the name before it or by its
 position: `--password X`, `api_key=X`, `Authorization: Bearer X`, `https://user:X@host`. A reference to a secret, such
-as `$HF_TOKEN` or the path of a key file, does not count.
+as `$HF_TOKEN` or the path of a key file, is not reported.
 """
 
 from __future__ import annotations

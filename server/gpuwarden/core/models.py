@@ -59,7 +59,11 @@ class Frozen(BaseModel):
 
 
 class WithOptions(Frozen):
-    """A model with platform-specific options. The JSON form omits newer fields if empty, as older ledgers do."""
+    """A model with platform-specific options.
+
+    Fields that older versions do not have are omitted from the JSON form if they are empty, so that it matches the form
+    in older ledgers.
+    """
 
     options: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Options that only this platform has. The backend validates them with its own model."""
@@ -225,7 +229,7 @@ class JobSpec(WithOptions):
         for text in texts:
             platform, mark, gpu = text.partition(":")
             if _PLATFORM.fullmatch(platform) is None or (mark and not gpu.strip()) or len(gpu) > 64:
-                raise ValueError(f"the alternative {text[:80]!r} is not PLATFORM or PLATFORM:GPU, such as runpod:H100")
+                raise ValueError(f"the alternative {text[:80]!r} must be PLATFORM or PLATFORM:GPU, such as runpod:H100")
         return texts
 
     @field_validator("script")
@@ -518,7 +522,7 @@ class Choice(Frozen):
 
 
 class Balance(Frozen):
-    """An account's balance in its own currency.
+    """An account's balance in the account's currency.
 
     `per_hour` is the account's current spending per hour, as reported by the platform.
     """

@@ -10,7 +10,7 @@ SMALLEST: Final = 0.0001
 
 
 def usd(amount: float | None, estimated: bool = False) -> str:
-    """Format an amount, rounded to the cent, or to 4 decimal places below a dollar; None is `unknown`, never zero."""
+    """Format an amount, rounded to the cent, or to 4 decimal places below a dollar; None becomes `unknown`."""
     if estimated and amount is not None:
         return f"about {usd(amount)}"
     if amount is None:
@@ -23,7 +23,7 @@ def usd(amount: float | None, estimated: bool = False) -> str:
 
 
 def usd_per_hour(price: float | None) -> str:
-    """Format a price per hour; None is `unknown`."""
+    """Format a price per hour; None becomes `unknown`."""
     return "unknown" if price is None else f"{usd(price)}/h"
 
 

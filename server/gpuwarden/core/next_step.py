@@ -184,8 +184,8 @@ def _paused(now: Situation) -> tuple[NextStep, ...]:
     rest, verb = _copying(now), "stop" if now.stoppable else "terminate"
     note = "The process is paused. The machine is billed until it is stopped, which requires the user's approval."
     if not now.stoppable:
-        note = "The process is paused and the machine is still billed. Stopping the machine would lose files, or is "
-        note += "not possible on the platform: resume the job, or copy everything and terminate the machine."
+        note = "The process is paused and the machine is still billed. The platform can't stop the machine, or "
+        note += "stopping it would lose files. Resume the job, or copy everything and terminate the machine."
     end = do(Action.TEARDOWN, "after that" if rest else "to stop billing", job_id=now.job_id, verb=verb)
     return steps((note, *rest, end, goes_on))
 

@@ -25,7 +25,8 @@ async def start(
     """Start a program; the caller must close the process.
 
     Canceling a start would leave a child that is never reaped and pipes that are never closed (asyncio waits for them,
-    and anyio cancels that wait as well). Therefore a start always completes, and the caller's next await is canceled.
+    and anyio cancels that wait as well). To prevent this, a start always completes, and the caller's next await is
+    canceled instead.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
     with anyio.CancelScope(shield=True):

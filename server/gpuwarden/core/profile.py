@@ -111,8 +111,8 @@ class Verbs(Sourced):
 
 
 class Spot(Sourced):
-    """Interruptions: whether interruptible machines are offered, which signal the process gets, and what happens to the
-    machine.
+    """Interruptions: whether interruptible machines are offered, the signal that the process gets, and the machine's
+    state afterward.
     """
 
     offered: bool
@@ -142,9 +142,9 @@ class Limits(Sourced):
 class Unattended(Sourced):
     """How a machine can end without gpuwarden: it stops itself, or the platform ends it on a given date.
 
-    `self_stop` is whether a command on the machine, or a key limited to this machine, can stop it. `by` is the way to
-    do so; `{instance}` in `by` is the machine's id. `end_date` is the platform's action on the given date: only an
-    action that a source has observed counts, and no guarantee relies on `unreliable`.
+    `self_stop` is whether a command on the machine, or a key limited to this machine, can stop it. `by` is this
+    command or request; `{instance}` in its URL stands for the machine's id. `end_date` is the platform's action on the
+    given date, as observed by a source. If it is `unreliable`, gpuwarden does not rely on it for any guarantee.
     """
 
     self_stop: Fact[bool]

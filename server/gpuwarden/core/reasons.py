@@ -1,4 +1,4 @@
-"""Reasons as values: why a job or an instance is in its state. The program compares codes, never sentences.
+"""Represent the reasons for the state of a job or an instance as values. The program compares codes, never sentences.
 
 A code records an observation or a decision by gpuwarden. Text that a job may have written never becomes a code.
 """
@@ -109,11 +109,11 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.RESTARTS_USED: "it requested a restart, but no restarts are left",
     Code.OUT_OF_MEMORY: "the kernel killed the command because it ran out of memory",
     Code.ALIVE: "alive",
-    Code.SILENT_SUPERVISOR: "its supervisor is alive but has written nothing for {seconds} s",
+    Code.SILENT_SUPERVISOR: "its supervisor is alive but has not written anything for {seconds} s",
     Code.UNWATCHED: "its supervisor died, but the job's own process is still running; cancel the job or let it end",
     Code.LIVENESS_UNKNOWN: "its last status is running, but this machine can't check whether the process is alive",
     Code.ENDING: "its status is {state}, but its supervisor is still running",
-    Code.VANISHED: "its process is gone and left no final status (killed, or the machine restarted)",
+    Code.VANISHED: "its process is gone and did not leave a final status (it was killed, or the machine restarted)",
     Code.NO_RUN_FOLDER: "the machine has no run folder for the job",
     Code.NO_STATUS: "the run folder has no status, so the job was never launched there",
     Code.BAD_STATUS: "invalid runner status: {problem}",
@@ -122,7 +122,7 @@ _TEXTS: Final[dict[Code, str]] = {
     Code.ENGINE_QUEUE: "it is waiting in the engine's queue (reason: {why})",
     Code.ENGINE_STARTS: "the engine is running it, but its runner has not reported yet",
     Code.ENGINE_TOOK: "the engine revoked its allocation ({state})",
-    Code.ENGINE_DROPPED: "the engine dropped it from its queue before it started",
+    Code.ENGINE_DROPPED: "the engine dropped the job from its queue before it started",
     Code.UNLISTED: "the engine does not list the job, but the job's runner is still writing its status",
     Code.ENGINE_DISAGREES: "the engine reports {state}, but the job's runner has not recorded an end",
     Code.RELAUNCH: "relaunch",

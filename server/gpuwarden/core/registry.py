@@ -155,7 +155,7 @@ class Registry:
             from gpuwarden.core.installing import install_command
 
             package = (missing.name or "").partition(".")[0]
-            # The extra named after the plug-in lists the requirements of a plug-in's distribution.
+            # A plug-in's requirements are listed in the extra of its distribution that has the plug-in's name.
             of = entry.dist.name if entry and entry.dist else _OURS
             raise NotSupported(
                 f"{self._shown(name, path, entry)} needs the Python package {missing.name!r}, which is not installed",

@@ -114,7 +114,7 @@ class Repo(Frozen):
 
     @property
     def exists(self) -> bool:
-        """Return whether the repo exists and is described. A disabled repo may have no description."""
+        """Return whether the repo exists and the Hub describes it. False for a disabled repo."""
         return self.status in {"ok", "gated", "renamed"}
 
     @property

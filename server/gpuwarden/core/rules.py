@@ -39,7 +39,7 @@ BLOCKING = frozenset({Severity.ERROR, Severity.UNKNOWN})
 
 
 class Failure(Protocol):
-    """The attributes that an error needs to be converted to a finding. A `WardenError` has them."""
+    """An error that can be converted to a finding, such as a `WardenError`."""
 
     message: str
     next_steps: tuple[NextStep, ...]
@@ -74,7 +74,7 @@ class Finding(BaseModel):
 
     @property
     def blocks(self) -> bool:
-        """Return whether this finding alone makes the gate refuse."""
+        """Return whether this finding alone makes the gate refuse the request."""
         return self.severity in BLOCKING
 
 
@@ -82,7 +82,7 @@ class Finding(BaseModel):
 class Found:
     """The raw result that a rule yields.
 
-    `Rule.run` adds the id. It adds the severity and the fix if they are not set here.
+    `Rule.run` adds the id, and also the severity and the fix if they are not set here.
     """
 
     message: str

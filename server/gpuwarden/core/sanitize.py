@@ -80,7 +80,7 @@ def redacted_part(text: str, start: int, end: int, values: Iterable[str] = ()) -
     A secret that crosses a boundary is hidden completely. Its replacement is in the part where the secret starts, so
     adjacent parts add up to the redacted text.
     """
-    hidden = redact(text, values, lambda secret: "\1" + "\0" * (len(secret) - 1))  # control characters are not plain
+    hidden = redact(text, values, lambda secret: "\1" + "\0" * (len(secret) - 1))  # not part of plain text
     return hidden[start:end].replace("\0", "").replace("\1", HIDDEN)
 
 

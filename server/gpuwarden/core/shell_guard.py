@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ShellGuard:
-    """The commands of one platform that the guard checks. Raises ValueError for an invalid pattern."""
+    """The commands and API calls of one platform that the guard checks. Raises ValueError for an invalid pattern."""
 
     ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For each program, the sequences that end, stop or delete a resource. An empty sequence matches every call."""
@@ -28,11 +28,11 @@ class ShellGuard:
     hosts: tuple[str, ...] = ()
     """Host names of the platform's API; each includes its subdomains."""
     paths: tuple[str, ...] = ()
-    """Regular expressions for URLs: API paths that each site serves under its own host name."""
+    """Regular expressions for URLs, for APIs that each site serves under its own host name."""
     requests: tuple[str, ...] = ()
-    """Regular expressions for a request's URL and body: requests other than DELETE that end a machine.
+    """Regular expressions for the URL and body of requests that end a machine, other than DELETE requests.
 
-    Requests that only read never match.
+    Read-only requests never match.
     """
     code: tuple[str, ...] = ()
     """Regular expressions for code in Python or JavaScript: calls to the platform's library that end a machine."""

@@ -88,7 +88,7 @@ JOB: Final[dict[Job, frozenset[Job]]] = {
     ),
     # A paused job has no process, and is relaunched from its checkpoint only on request.
     _J.PAUSED: frozenset({_J.PROVISIONING, _J.SUBMITTING, _J.FAILED, _J.CANCELED}),
-    # UNKNOWN describes gpuwarden's knowledge, not the job: any state may be observed next.
+    # UNKNOWN means that gpuwarden does not know the job's state, so any state may be observed next.
     _J.UNKNOWN: frozenset(
         {
             _J.PROVISIONING,

@@ -153,7 +153,10 @@ class Reader:
         return [row[0] for row in rows]
 
     def jobs_with_leases(self, *states: str, since: float | None = None) -> list[str]:
-        """Return the ids of jobs with a lease in one of these states or, given `since`, with one that changed later."""
+        """Return the ids of jobs that have a lease in one of these states.
+
+        If `since` is given, `states` are ignored: return the ids of jobs with a lease that changed after this time.
+        """
         where, values = ("since > ?", [since]) if since is not None else (f"state IN ({_marks(states)})", [*states])
         sql = f"SELECT job, min(seq) FROM current WHERE machine = 'lease' AND {where} GROUP BY job ORDER BY 2"  # noqa: S608
         return [row[0] for row in self._db.rows(sql, *values)]

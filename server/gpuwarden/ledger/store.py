@@ -87,7 +87,7 @@ class Ledger(Reader):
             with self._db.transaction():
                 yield
                 # The file may be overwritten while this process runs. The recorded head must be the event before
-                # this transaction, or another event in this ledger if another process recorded an event in between.
+                # this transaction or, if another process has recorded an event, any other event in this ledger.
                 kept = self._head.read() if self._tail else None
                 self._sound &= kept is None or kept == self._before or not kept.seq or self.has(kept)
         except BaseException:

@@ -23,7 +23,7 @@ from gpuwarden.ledger.events.watch import *
 
 
 def _stored(body: type[Body]) -> Iterator[type[Body]]:
-    """Yield a class's stored subclasses, which have a field `event`."""
+    """Yield the subclasses whose events are stored: those with a field `event`."""
     for model in body.__subclasses__():
         if "event" in model.model_fields:
             yield model

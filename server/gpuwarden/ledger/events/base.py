@@ -1,4 +1,4 @@
-"""Define the base class for event bodies. A body has a kind, a version, and the state to which it moves its subject."""
+"""Define the base class for event bodies. A body has a kind, a version, and optionally a new state for its subject."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Body(BaseModel):
     """Base class for all event bodies. `why` is a sentence for display. `reason` is the same reason as a code with
     parameters.
 
-    A subclass sets `event`, its kind in the ledger, and `MOVES_TO`, the state to which it moves its subject.
+    A subclass sets `event`, its kind in the ledger, and `MOVES_TO`, the new state of its subject, if any.
     Fields that may be missing in an older ledger have defaults. If the meaning of a field changes, `VERSION` must be
     increased and `upcast` must be extended.
     """

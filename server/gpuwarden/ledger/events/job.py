@@ -20,8 +20,8 @@ class ReceiptIssued(Body):
     receipt would change. If the job may run on several platforms, `choices` lists them in order of preference, and the
     price and cost are the highest of all choices. `parts` contains the digests of the policy, the profile and a fetched
     script. `storage` lists the storage that is billed after the teardown, at `storage_usd_per_hour`; None if unknown.
-    A call with only the receipt launches `spec` or `plan`. `script_file` is the path of the script in the working
-    directory.
+    If a call passes only the receipt, `spec` or `plan` is launched. `script_file` is the path of the script in the
+    working directory.
     """
 
     event: Literal["receipt.issued"] = "receipt.issued"
@@ -289,7 +289,7 @@ class ProcessGone(Body):
 
 
 class PriceAsk(Body):
-    """A machine costs `price` USD per hour, more than the checked price. The ticket `ticket` asks the user about it."""
+    """A machine costs `price` USD per hour, more than the checked price. The user is asked to approve `ticket`."""
 
     event: Literal["price.ask"] = "price.ask"
     ticket: str

@@ -46,7 +46,7 @@ class LeaseAccount(Body):
 
 
 class CreateDoubted(Body):
-    """The platform refused the request with the error `code`. Until two polls find no machine, one may exist."""
+    """The platform refused the request with the error `code`. A machine may exist until two polls have found none."""
 
     event: Literal["create.doubted"] = "create.doubted"
     code: str
@@ -170,7 +170,7 @@ class AbandonIntent(Body):
 
 
 class VerbIntent(Body):
-    """A stop or terminate call is about to be sent. From now on, the call counts as sent, whatever its result."""
+    """A stop or terminate call is about to be sent. From then on, it counts as sent, regardless of its result."""
 
     event: Literal["verb.intent"] = "verb.intent"
     verb: Verb
@@ -179,8 +179,8 @@ class VerbIntent(Body):
 class VerbSent(Body):
     """A stop or terminate call was sent. `taken` is true if the platform accepted it; otherwise, `why` is the response.
 
-    If the platform asked to wait, `not_before` is the time from which the call may be sent again, in seconds since the
-    epoch. Version 1 had the field `answer` instead: `taken`, or the platform's response.
+    If the platform asked gpuwarden to wait, `not_before` is the time from which the call may be sent again, in seconds
+    since the epoch. Version 1 had the field `answer` instead: `taken`, or the platform's response.
     """
 
     event: Literal["verb.sent"] = "verb.sent"

@@ -11,7 +11,7 @@ from gpuwarden.ledger.events.base import Body
 
 
 class TeardownRequested(Body):
-    """A stop or termination was requested, or a request was reopened. Only the first has the job and the lease."""
+    """A stop or termination was requested, or a request was reopened. A reopened request has no `job` or `lease`."""
 
     event: Literal["teardown.requested"] = "teardown.requested"
     MOVES_TO: ClassVar = Teardown.REQUESTED
@@ -73,7 +73,7 @@ class ApprovalGranted(Judged):
 
 
 class ApprovalUnanswered(Body):
-    """A client did not answer the form about the facts with this digest. The form is not sent again for these facts.
+    """A client did not answer the approval form for the facts with this digest, and the form is not sent again.
 
     `how` is the action that the client returned: `accept` if the form contained no decision, or `no form` if the client
     does not support forms.
@@ -85,7 +85,7 @@ class ApprovalUnanswered(Body):
 
 
 class ApprovalDeclined(Body):
-    """The user declined a request with this digest of facts, and is not asked about these facts again."""
+    """The user declined a request for the facts with this digest, and is not asked about these facts again."""
 
     event: Literal["approval.declined"] = "approval.declined"
     digest: str | None = None

@@ -174,7 +174,8 @@ def _lay_out(order: Order, box: Any, hub_home: str, limits: Limits) -> None:
         (repo / "refs/main").write_text("rehearsal")
         for path, content in files.items():
             file = repo / "snapshots/rehearsal" / path
-            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a mirror may list `a` and `a/b`
+            # A mirror may list both `a` and `a/b`, but only one of them can be created.
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
     request = {

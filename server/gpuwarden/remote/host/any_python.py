@@ -54,7 +54,7 @@ def python_command(python: str, source: str, *args: str) -> list[str]:
 
 
 def no_python(found: str = "none") -> NotSupported:
-    """Return the error for a host whose Python, if any, is too old for the runner."""
+    """Return the error for a host without Python, or with a Python that is too old for the runner."""
     return NotSupported(
         f"the runner requires Python 3.8 or newer on the machine (found: {found})",
         "Choose an image with Python, or install python3 on the machine.",

@@ -55,7 +55,7 @@ class Python:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """The information about a machine that a launch requires. `path` includes the PATH of process 1."""
+    """The facts about a machine that are needed to launch a job on it. `path` includes the PATH of process 1."""
 
     home: str
     path: str

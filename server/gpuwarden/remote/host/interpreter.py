@@ -58,7 +58,7 @@ class Installed(_Lenient):
 
 
 def request_of(needs: Needs) -> dict[str, Any]:
-    """Return the request to the start agent, without requirements that can't be parsed; `unmet` handles those."""
+    """Return the request to the start agent. Requirements that can't be parsed are omitted; `unmet` reports them."""
     names: set[str] = set()
     for text in needs.dependencies:
         if match := start_agent.NAME.match(text):
@@ -154,10 +154,10 @@ def unmet(header: Header, there: Installed) -> Iterator[str]:
 
 
 def _satisfied(text: str, there: Installed) -> bool:
-    """Return whether one requirement and its extras' requirements are installed.
+    """Return whether one requirement is installed, including the requirements of its extras.
 
-    The machine reports the extras' requirements. If the reported list is invalid or too long, the requirement counts as
-    not installed.
+    The machine reports the requirements of the extras. If the reported list is invalid or too long, the requirement
+    counts as not installed.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion

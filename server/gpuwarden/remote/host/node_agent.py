@@ -352,7 +352,7 @@ def reach(request: Json) -> Json:
 def path(request: Json) -> Json:
     """Find the largest packet that reaches another node unfragmented, with ping or, if ping fails, over UDP.
 
-    `small` is true if a small packet was answered. `limit` is the limit that a router reported; TCP adapts to it.
+    `small` is true if a small packet was answered. `limit` is the size limit that a router reported; TCP respects it.
     """
     mtu = int(request["mtu"])
     for way in (pinged, sent) if request.get("ping", True) else (sent,):

@@ -10,7 +10,7 @@ from gpuwarden.core.guidance import Scalar
 
 
 class Area(StrEnum):
-    """The checks, in the order in which a group of nodes relies on them at startup."""
+    """The areas to check, in the order in which they matter when a group of nodes starts."""
 
     IDENTITY = "identity"
     FABRIC = "fabric_manager"

@@ -1,9 +1,9 @@
-"""gpuwarden's probe: report a machine's state before money is spent on a job there.
+"""gpuwarden's probe: report a machine's state before a paid job is launched on it.
 
     python -I - '{"paths": [...], "urls": [...]}'  < probe.py       one JSON object on stdout
 
 Python >= 3.8, standard library only. Writes no files and uses no GPU memory. If a part of the state can't
-be read, `why` in that part contains the reason. Takes at most about 45 seconds.
+be read, the field `why` of that part contains the reason. Takes at most about 45 seconds.
 """
 
 from __future__ import annotations

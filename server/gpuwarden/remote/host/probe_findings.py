@@ -204,16 +204,16 @@ def _xid(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
         cards = {x.bus for x in facts.xids.list if x.code == code}
         buses = ", ".join(sorted(cards))
         if not {_card(b) for b in cards} & ours:
-            message = f"the kernel's log has Xid {code} for {buses}, which belongs to another GPU on this host"
+            message = f"the kernel log contains Xid {code} for {buses}, which belongs to another GPU on this host"
             yield _finding("PF-GPU-005", Severity.INFO, message)
         elif code in DEAD_XIDS:
-            message = f"the kernel's log has Xid {code} ({DEAD_XIDS[code]}) for {buses}"
+            message = f"the kernel log contains Xid {code} ({DEAD_XIDS[code]}) for {buses}"
             yield _finding("PF-GPU-005", Severity.ERROR, message, RENT_ANOTHER)
         else:
-            message = f"the kernel's log has Xid {code} for {buses}; a program error often causes this code"
+            message = f"the kernel log contains Xid {code} for {buses}; a program error often causes this code"
             yield _finding("PF-GPU-005", Severity.INFO, message)
     if facts.xids.why and facts.gpus.list:
-        message = f"the kernel's log can't be read ({facts.xids.why}), so earlier GPU faults are unknown"
+        message = f"the kernel log can't be read ({facts.xids.why}), so earlier GPU faults are unknown"
         yield _finding("PF-GPU-005", Severity.INFO, message)
 
 
@@ -259,12 +259,13 @@ def _disk(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
         if disk.read_only or not disk.writable:
             message = f"{disk.path} can't be written to ({'mounted read-only' if disk.read_only else 'no permission'})"
             yield _finding(
-                "PF-DISK-001", Severity.ERROR, message, "A disk that became read-only has failed: " + RENT_ANOTHER
+                "PF-DISK-001", Severity.ERROR, message, "If the disk became read-only, it has failed: " + RENT_ANOTHER
             )
         if disk.free < LOW_DISK:
             worst = Severity.ERROR if disk.free < NO_DISK else Severity.WARNING
             message = f"{disk.path} has {disk.free / GIB:.1f} GiB free"
-            yield _finding("PF-DISK-002", worst, message, "The job needs space for its kept checkpoints plus one.")
+            fix = "The job needs space for the checkpoints that it keeps, plus one more."
+            yield _finding("PF-DISK-002", worst, message, fix)
         if disk.inodes and disk.inodes_free < disk.inodes * (1 - FULL_INODES):
             message = (
                 f"{disk.path} has {disk.inodes_free:,} of {disk.inodes:,} inodes free, so few more files can be created"
@@ -305,7 +306,7 @@ def _clock(facts: Facts, context: ProbeContext) -> Iterator[Finding]:
         return
     off = max(context.sent - facts.now, facts.now - context.received, 0.0)
     ours_is_wrong = False
-    for reach in facts.web.list:  # the first date from a web server shows which clock is wrong
+    for reach in facts.web.list:  # the date from the first web server shows which of the two clocks is wrong
         with suppress(ValueError, TypeError):
             if reach.date:
                 ours_is_wrong = abs(parsedate_to_datetime(reach.date).timestamp() - facts.now) < SKEW_S

@@ -90,7 +90,7 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
     if done["rc"] not in (0, None):
         plain = run(["squeue", "-h", "-r", "--me", "--states=all", "-o", TEXT], env)
         lines = [line.split("|", len(TEXT_KEYS) - 1) for line in plain["out"].split("\n")]
-        if plain["rc"] == 0:  # a shorter line is part of a job's name
+        if plain["rc"] == 0:  # a line with fewer fields is the rest of a job's name
             found = [dict(zip(TEXT_KEYS, fields)) for fields in lines if len(fields) == len(TEXT_KEYS)]
             done = {"rc": 0, "out": json.dumps({"jobs": [spelled(job) for job in found]}), "err": ""}
     try:
@@ -103,7 +103,7 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
         return {"rows": None, "rc": done["rc"], "err": done["err"].strip() or errors}
     mine, tasks = getpass_user(), tasks_of(folders)
     of_arrays = {}  # type: Dict[str, Set[str]]
-    for task in tasks.values():  # a job can write the name of another job's array to its own folder
+    for task in tasks.values():  # a set, because a job's folder may name the array of another job
         of_arrays.setdefault(task["stem"], set()).add(task["folder"])
     own = {stem: {folder} for stem, folder in folders.items()}
     rows = [{key: job.get(key) for key in KEPT} for job in jobs if ours(job, own, mine)]
@@ -210,7 +210,7 @@ def stem_of(name: object) -> str:
 
 
 def spelled(job: Json) -> Json:
-    """Convert a row of Slurm's text output to the JSON format, without unset values and with its limit in minutes."""
+    """Convert a row of Slurm's text output to the JSON format. Unset values are omitted; the limit is in minutes."""
     known = {k: v for k, v in job.items() if v not in ("N/A", "NONE", "(null)")}
     days, _, rest = ("0-" + known.pop("time_limit", "")).rpartition("-")
     parts = [int(p) for p in rest.split(":") if p.isdecimal()]
@@ -287,7 +287,7 @@ def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
     found, arrays = [], by_array(tasks)
     for line in text.split("\n"):
         fields = line.split("|", SACCT.count(","))
-        if len(fields) <= SACCT.count(",") or fields[1] not in names:  # a shorter line is part of a job's folder
+        if len(fields) <= SACCT.count(",") or fields[1] not in names:  # a shorter line is the rest of a folder's name
             continue
         job, of_array, index = fields[0].partition("_")
         if not of_array:
@@ -301,10 +301,10 @@ def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
 
 
 def without_runaways(lines: List[str], env: Json) -> List[str]:
-    """Omit the `sacct` lines of jobs that have no end and are unknown to the controller: accounting missed their end.
+    """Omit the `sacct` lines of jobs that have no end time and that the controller does not know.
 
-    The controller's list includes hidden partitions, in which `squeue` shows no jobs by default. If the controller does
-    not respond, all lines are returned.
+    Accounting missed the end of these jobs. The controller's list includes hidden partitions, in which `squeue` shows
+    no jobs by default. If the controller does not respond, all lines are returned.
     """
     open_jobs = {line.partition("|")[0] for line in lines if line.split("|")[END] == "Unknown"}
     if not open_jobs:

@@ -79,7 +79,7 @@ def gpus(path: str) -> Json:
     if tool is None:
         signs = [d for d in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg") if os.path.exists(d)]
         if signs or not sys.platform.startswith("linux"):
-            return {"why": "no nvidia-smi, but a GPU may exist (%s)" % (signs[0] if signs else sys.platform)}
+            return {"why": "nvidia-smi was not found, but a GPU may exist (%s)" % (signs[0] if signs else sys.platform)}
         return {"list": []}
     asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:

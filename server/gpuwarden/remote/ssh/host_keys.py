@@ -109,7 +109,7 @@ def fingerprint(line: str) -> str:
 
 
 def public_key(blob: bytes) -> str:
-    """Convert a public key from wire format to a line. For a certificate, return the line for the certified key.
+    """Convert a public key from wire format to a line in OpenSSH's format. A certificate yields its certified key.
 
     Raises `ValueError` for other data.
     """
@@ -139,7 +139,7 @@ def _field(data: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """A host's accepted keys (`type base64`), its revoked keys, and whether a @cert-authority line matches."""
+    """A host's accepted and revoked keys, as `type base64`. `certified` is true if a @cert-authority line matches."""
 
     listed: tuple[str, ...]
     revoked: frozenset[str]

@@ -88,7 +88,7 @@ class Ssh:
     async def converse(self, argv: Sequence[str], work: Callable[[Session], None]) -> None:
         """Run `work`, which starts and controls a command, in a worker thread that ends before this method returns.
 
-        After a cancellation, the session reads and sends nothing more.
+        After a cancellation, the session no longer reads or sends data.
         """
         begun, ended = threading.Event(), threading.Event()
 
@@ -115,7 +115,7 @@ class Ssh:
         stall_s: float = 30.0,
         limit: int = MAX_OUTPUT,
     ) -> CommandResult:
-        """Run a command with `chunks` as its stdin. Raises `Unreachable` if no input is read for `stall_s` seconds."""
+        """Run a command with `chunks` as its stdin. Raises `Unreachable` if it reads no input for `stall_s` seconds."""
         async with aclosing(chunks), self._session(argv) as session:
             with _deadline(self.endpoint, stall_s):
                 await to_thread.run_sync(session.start, None, abandon_on_cancel=True)

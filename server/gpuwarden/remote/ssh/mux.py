@@ -153,8 +153,8 @@ class Control:
         self._sock.close()
 
     def __del__(self) -> None:
-        # If a task is canceled while its thread opens this connection, only this method closes it and lets the master
-        # exit.
+        # If a task is canceled while its thread opens this connection, no other code closes it, and the master would
+        # keep running.
         if sock := self.__dict__.get("_sock"):
             sock.close()
 

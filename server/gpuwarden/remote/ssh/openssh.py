@@ -236,7 +236,7 @@ class _Login:
             return None
 
     def _explained(self, output: str) -> WardenError:
-        """Return the error from the first connection that failed on the way to the machine."""
+        """Return the error for the first connection that failed: to a jump host or to the machine."""
         for number, (hop, known) in reversed(list(enumerate(self.jumps))):
             log = self.folder / f"jump{number}.log"
             reason = log.read_text("utf-8", "replace") if log.exists() else ""

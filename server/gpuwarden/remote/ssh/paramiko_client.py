@@ -306,7 +306,7 @@ def _authenticate(client: paramiko.SSHClient, endpoint: Endpoint, sock: Any) -> 
             transport_factory=make,
         )
     except paramiko.SSHException as refused:
-        # After either error, the host key has been accepted and the connection is still waiting for a login.
+        # Either error means that the host key was accepted and the connection is still waiting for a login.
         if not isinstance(refused, paramiko.AuthenticationException) and _NO_METHOD not in str(refused):
             raise
         if not _login_by_agent(client.get_transport(), endpoint):

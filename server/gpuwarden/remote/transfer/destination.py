@@ -110,7 +110,7 @@ class Destination:
                 continue
             key = collision_key(name) if self._folds else name
             if key in taken:
-                refused[artifact.path] = f"this disk can't distinguish its name from {taken[key]!r}"
+                refused[artifact.path] = f"its name can't be distinguished from {taken[key]!r} on this disk"
                 continue
             taken[key] = artifact.path
             entries.append((artifact, name))

@@ -128,7 +128,7 @@ def stretches(view: memoryview) -> Iterator[tuple[memoryview, bool]]:
 def set_time(path: Path | str | int, mtime_ns: int) -> None:
     """Set a file's mtime to its mtime on the machine. Ignore a time that this disk can't store."""
     if mtime_ns > 0:
-        try:  # not `suppress`, which takes as long as the call itself
+        try:  # `suppress` would take as long as the call itself
             os.utime(path, ns=(mtime_ns, mtime_ns))
         except (OSError, OverflowError):
             pass

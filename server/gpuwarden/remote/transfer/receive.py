@@ -388,7 +388,7 @@ class _Receiver:
             )
 
     async def _matches(self, artifact: Artifact, part: Part) -> bool:
-        """Return whether the part's digest equals the machine's. True if the source provides no digests."""
+        """Return whether the part's digest equals the machine's. Also true if the source does not provide digests."""
         await self._learn([artifact])
         digest = self.digests.get(artifact.path)
         return part.sha256() == digest if digest or isinstance(self.source, Sealing) else True

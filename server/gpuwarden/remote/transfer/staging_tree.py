@@ -38,7 +38,7 @@ class Tree:
             return
         for artifact, name in entries:
             left = self.path / name
-            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # no link in the path
+            if size_of(left) == artifact.size and os.path.realpath(left) == str(left):  # the path contains no link
                 try:
                     left.replace(target(name))
                 except (UnsafeName, OSError):

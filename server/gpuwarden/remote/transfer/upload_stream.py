@@ -1,8 +1,8 @@
 """Push files as one stream to an agent on the machine (`upload_agent`), which confirms them. All calls block.
 
-Each side reads every byte once: this side hashes a file while sending it, and the agent while writing it. If both
-digests are equal, the agent renames the part file. If a file may already exist on the machine, its digest there is
-compared first.
+Each side reads every byte once: this side hashes a file while sending it, and the agent hashes it while writing it.
+If both digests are equal, the agent renames the part file. If a file may already exist on the machine, its digest there
+is compared first.
 
 If the connection is lost, bytes that were sent but not confirmed must be sent again. Their number is therefore limited
 to a share of the bytes transferred over the connection: an eighth at first, for a fast start despite high latency, and
@@ -71,7 +71,7 @@ class Row:
 
 
 def row(name: str, path: Path) -> Row:
-    """Return the row for one file. Raises `BadRequest` for a link, a device or a name outside the folder."""
+    """Return a `Row` for one file. Raises `BadRequest` for a link, a device or a name outside the folder."""
     if name.startswith("/"):
         raise BadRequest(f"{name!r} is an absolute path", "Use names relative to the folder.")
     check_name(name, windows=False)

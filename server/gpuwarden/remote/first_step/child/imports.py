@@ -32,7 +32,7 @@ class AfterImport(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            patch = self._patches.pop(fullname, None)  # popped only now, because a found module may not be executed
+            patch = self._patches.pop(fullname, None)  # removed only now, because not every module found is executed
             if patch is not None:
                 patch(module)
 

@@ -149,7 +149,7 @@ def ended(record: Record, work: str, saving: bool) -> Dict[str, Any]:
     kept = [name for name in files if not name.endswith(REPORTS)]
     if not kept and not record.pushed and (record.unsaved or not saving):
         what = f" ({record.unsaved})" if record.unsaved else ""
-        message = f"the script trained, but saved and pushed nothing{what}"
+        message = f"the script trained, but did not save or push anything{what}"
         return {"outcome": "fault", "certain": True, "message": message, "line": 0, "text": ""}
     if files or record.pushed:
         record.at("save")

@@ -57,7 +57,7 @@ class Record:
             self.made_up.append(what)
 
     def counts_on_sizes(self, words: str) -> bool:
-        """Return whether the script contains a number that fits only the real model and explains the message `words`.
+        """Return whether a number in the script fits only the real model and may have caused the error message `words`.
 
         Such a number is the index of a layer or head that the small model does not have, or the real width times 1, 2,
         1/2 or 1/4.

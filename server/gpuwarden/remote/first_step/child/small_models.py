@@ -89,7 +89,7 @@ def folder_of(hub: str, name: str) -> str:
 
 
 def give_weights(record: Record, hub: str, name: str, subfolder: str, asked: Any) -> None:
-    """Save a small model with random weights. Its class is the one named in its config or, by default, `asked`."""
+    """Save a small model with random weights. Its class is named in its config; `asked` is the default."""
     import transformers
 
     folder = os.path.join(folder_of(hub, name), subfolder)

@@ -73,7 +73,7 @@ def stopped(record: Record, error: BaseException) -> str:
         return ""
     words = " ".join(f"{type(e).__name__}: {e}" for e in _chain(error))[:4_000]
     name = getattr(error, "filename", None)
-    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # a relative path would be missing in the job too
+    elsewhere = not isinstance(name, str) or os.path.isabs(name)  # relative files would be missing in the job too
     for reason, so in (
         (
             "the script needs more memory than it can use here",
