@@ -14,7 +14,7 @@ from gpuwarden.core.rules import Gate, Rule
 
 
 def _faults(module: ModuleType, name: str) -> Iterator[str]:
-    """Yield the problems with a rule's module: not exactly one rule, a wrong name, or another built-in rule's id."""
+    """Yield the problems with a rule's module: no rule or several rules, a wrong name, or a duplicate id."""
     held = _held(module)
     if len(held) != 1:
         yield f"it must contain exactly one rule, not {len(held)}"

@@ -158,9 +158,9 @@ class SubmitFacts:
         return (found[0], found[1] * self.spec.gpu_count) if found else None
 
     def certain(self, push: Push) -> bool:
-        """Return true if a push is certain to run and the job fails if the push does.
+        """Return true if a push is certain to run and its failure makes the job fail.
 
-        A script may continue after a failed push, but the declared repo is then not written.
+        If the script catches the error, the job fails only if it declares the repo, which is then not written.
         """
         declared = {"/".join(o.split("/")[3:5]) for o in self.spec.outputs if o.startswith(HUB_OUTPUTS)}
         target = push.target or "?"  # a name without an owner belongs to the token's account
@@ -205,7 +205,7 @@ class SubmitFacts:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Return the digests of the policy, the profile and a fetched script. A receipt is bound to each."""
+        """Return the digests of the policy, the profile and a fetched script. Receipts are bound to these digests."""
         return {
             "policy": digest(self.policy),
             "profile": digest(self.profile) if self.profile else "",

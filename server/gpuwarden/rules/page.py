@@ -32,7 +32,7 @@ of a finding may differ from its rule's usual severity. Ids are never reused.
 
 
 def render_page(words: Words) -> str:
-    """Return the text of the page. `words` phrases the fixes for one interface."""
+    """Return the text of the page. `words` renders the fixes for one interface."""
     rules = built_in_rules()
     rows = "".join(f"| {r.id} | {r.severity} | {r.title} |\n" for r in rules)
     return HEAD + rows + "".join(render_rule(r, words) for r in rules)

@@ -54,7 +54,7 @@ def columns_fit(facts: SubmitFacts) -> Iterator[Found]:
     trained = [f for f in hub.data if not (f.use.split or "").startswith(("test", "val", "dev"))]
     judged = [(fact, _judge(facts, fact)) for fact in trained]
     if any(not problems for _, problems in judged):
-        return  # a dataset that fits is the training set; the others have other purposes
+        return  # a dataset that fits is assumed to be the training set
     for _, problems in judged:
         yield from problems
 
@@ -103,7 +103,7 @@ def _judge(facts: SubmitFacts, fact: RepoFact) -> list[Found]:
 def _mistyped(
     facts: SubmitFacts, fact: RepoFact, method: str, there: list[frozenset[str]], kinds: Mapping[str, str]
 ) -> list[Found]:
-    """Return a finding if each column set that is present has a column with a wrong or unknown type."""
+    """Return a finding if every complete column set in the dataset has a column with a wrong or unknown type."""
     if facts.uses.typed is None and facts.uses.called("cast_column", "cast"):
         return []  # the script changes column types
     # The script may choose the name of the text column, and a mask column is often called label.

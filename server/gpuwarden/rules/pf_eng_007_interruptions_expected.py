@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Save checkpoints often enough, and load the last one at the start.",
 )
 def interruptions_expected(facts: SubmitFacts) -> Iterator[Found]:
-    """The user knows whether the queue may interrupt jobs in favor of others, and how long interrupted jobs wait.
+    """The user is informed if the queue may interrupt jobs in favor of others, and how long interrupted jobs wait.
 
     Why: a job without checkpoints starts over after each interruption. A job that may not be restarted is lost at the
     first interruption.

@@ -29,7 +29,7 @@ def variables_set(facts: SubmitFacts) -> Iterator[Found]:
     if run_by_us:
         given |= RUNNER_VARIABLES
     here = facts.spec.platform.partition("/")[0] in {"local", "rehearsal"}
-    if facts.policy.local.network if here else run_by_us:  # without a network, a job can't report
+    if facts.policy.local.network if here else run_by_us:  # a job without network access can't send reports
         given |= {name for address, key in REPORT_VARIABLES.items() if address not in own for name in (address, key)}
     named: dict[str, int] = {}
     for read in facts.uses.env:

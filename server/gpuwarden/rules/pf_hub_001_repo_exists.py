@@ -31,7 +31,7 @@ def repo_exists(facts: SubmitFacts) -> Iterator[Found]:
         repo = fact.repo
         near = f"Did you mean {', '.join(map(named, repo.did_you_mean[:3]))}?" if repo.did_you_mean else ""
         if repo.status in {"missing", "private_or_missing"}:
-            # A name without an owner may be a folder that another program creates, but not for a bundled trainer.
+            # A name without an owner may be a folder that another program creates, except in a bundled trainer.
             certain = ("/" in fact.use.id or facts.uses.typed is not None) and not fact.use.maybe
             # A push target without an owner belongs to the token's account, which may own this repo.
             names = {fact.use.id, fact.use.id.rpartition("/")[2]}

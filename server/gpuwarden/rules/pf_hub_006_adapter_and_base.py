@@ -14,8 +14,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def adapter_and_base(facts: SubmitFacts) -> Iterator[Found]:
     """A repo that is loaded as an adapter is an adapter, and a repo that is loaded as a model is a full model.
 
-    Why: merging and GGUF conversion need both an adapter and its base model. If a repo is the wrong kind, the job fails
-    only after both have been downloaded.
+    Why: merging and GGUF conversion need both an adapter and its base model. If a repo is of the wrong kind, the job
+    fails only after both have been downloaded.
 
     Example:
         PeftModel.from_pretrained(base, "Qwen/Qwen2.5-0.5B-Instruct")  # a full model

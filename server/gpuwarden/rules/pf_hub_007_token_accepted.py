@@ -17,7 +17,7 @@ def token_accepted(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: a trainer creates its repo in its constructor or, worse, pushes only at the end. A read-only or expired token
     then wastes the whole run. If the script catches push errors, the finding is a warning, unless the job declares the
-    target as an output. If the target's owner is unknown, any declared repo counts.
+    target as an output. If the target's owner is unknown, any declared repo is assumed to be the target.
 
     Example:
         SFTConfig(push_to_hub=True, hub_model_id="some-org/model")  # the token can't write to some-org

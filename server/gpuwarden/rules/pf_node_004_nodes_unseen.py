@@ -11,7 +11,7 @@ from gpuwarden.rules.facts import SubmitFacts
     fix="Before a long run, test the nodes together in a similar allocation.",
 )
 def nodes_unseen(facts: SubmitFacts) -> Iterator[Found]:
-    """The user knows when a job will run on several nodes that have not been checked.
+    """The user is informed if a job will run on several nodes that have not been checked.
 
     Why: one node with a dead fabric manager, a different packet size or a different NCCL version hangs the whole group.
     An engine chooses the nodes after the job is submitted, so this gate can't check them. On Slurm, the job checks its

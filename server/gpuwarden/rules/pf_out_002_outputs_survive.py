@@ -14,8 +14,8 @@ from gpuwarden.rules.facts import SubmitFacts
 def outputs_survive(facts: SubmitFacts) -> Iterator[Found]:
     """Outputs are written to paths that survive the planned teardown, the job's end and interruptions.
 
-    Why: each platform deletes different paths at different times. Writing an output to a path that does not survive is
-    a mistake if another path on the same machine does. If no path survives the teardown, the outputs must be pulled
+    Why: each platform deletes different paths at different times. It is a mistake to choose a path that does not
+    survive if another path on the same machine would. If no path survives the teardown, the outputs must be pulled
     first, which the teardown gate enforces. If the platform itself terminates the machine when the job ends, as it does
     for a managed job, the outputs can be kept only in an artifact store.
 

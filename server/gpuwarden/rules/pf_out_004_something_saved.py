@@ -42,7 +42,7 @@ def something_saved(facts: SubmitFacts) -> Iterator[Found]:
 
     """
     uses = facts.uses
-    passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # a call's `via` ends in parentheses
+    passed_on = {w.via for w in uses.writes} | {p.via for p in uses.pushes}  # for a call, `via` ends in parentheses
     saves = any(c.last in _SAVES for c in uses.calls) or passed_on & {*_SAVES, "ZipFile()"}
     kept = any(c.last in _SAVES - _REPORTS or c.name in _PICKLES for c in uses.calls) or passed_on & _SAVES - _REPORTS
     unclear = [w for w in uses.writes if MAY_SAVE.fullmatch(w.via.removesuffix("()"))]

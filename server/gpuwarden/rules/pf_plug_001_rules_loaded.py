@@ -22,7 +22,7 @@ def rules_loaded(facts: SubmitFacts) -> Iterator[Found]:
 
     Instead:
 
-        # The package was updated, and `gpuwarden doctor` names no plug-in.
+        # The package was updated, and `gpuwarden doctor` no longer reports it.
         submit_job(platform="local", script=train)
 
     """

@@ -15,7 +15,7 @@ def token_passed(facts: SubmitFacts) -> Iterator[Found]:
 
     Why: without a token, the push fails with 401: at the start if a trainer pushes, otherwise at the very end. If the
     script catches that error, the finding is a warning, unless the job declares the pushed repo as an output. If the
-    owner of the pushed repo is unknown, any declared repo counts.
+    owner of the pushed repo is unknown, any declared repo is assumed to be the pushed one.
 
     Example:
         submit_job(script='model.push_to_hub("me/model")', secrets=[])

@@ -18,7 +18,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     """The copy has been loaded and found complete since it last changed.
 
     Why: equal digests prove that the copy is identical to the file, but only loading the copy proves that the file is a
-    checkpoint. A file in a format that can't be read causes only a warning (copied, load not proven) if its copy has
+    checkpoint. A file in a format that can't be read causes only a warning (copied, not proven to load) if its copy has
     the same digest as the machine's file. The same applies to an image, table or log that is broken in the same way on
     the machine, and to a file that is only in an artifact store, because it was not loaded here. A file whose content
     begins like a readable format is verified regardless of its name.
@@ -41,7 +41,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     if unread:
         what = counted(len(unread), "file")
         yield Found(
-            f"{what} kept in {facts.store}, load not proven: each object has the checksum of the machine's file",
+            f"{what} kept in {facts.store}, but not proven to load: each object has the checksum of the machine's file",
             fix=(do(Action.PULL), "or let the user decide: the files are safe, but it is unknown whether they load."),
             severity=Severity.WARNING,
         )
@@ -52,7 +52,7 @@ def copy_proven(facts: TeardownFacts) -> Iterator[Found]:
     elif facts.copy_verdict is Verdict.UNKNOWN and facts.copy_unread:
         what, names = counted(len(facts.copy_unread), "file"), ", ".join(facts.copy_unread[:3])
         yield Found(
-            f"{what} copied, load not proven: {names} can't be read here. Each copy matches the machine's file",
+            f"{what} copied, but not proven to load: {names} can't be read here. Each copy matches the machine's file",
             fix="Check the copies, or declare narrower outputs.",
             severity=Severity.WARNING,
         )

@@ -22,7 +22,7 @@ def rules_loaded(facts: TeardownFacts) -> Iterator[Found]:
 
     Instead:
 
-        # The package was updated, and `gpuwarden doctor` names no plug-in.
+        # The package was updated, and `gpuwarden doctor` no longer reports it.
         teardown_request(job_id="j1", verb="terminate")
 
     """

@@ -25,7 +25,7 @@ QUESTIONS: Final[tuple[dict[str, Any], ...]] = (
 
 
 def state_of(env: Mapping[str, str], ours: Callable[[Mapping[str, Any]], bool]) -> str:
-    """Return the state of the pre-tool-call hooks that are `ours`.
+    """Return the state of this guard's pre-tool-call hooks, which the function `ours` recognizes.
 
     It is `installed` if Codex runs all of them, `untrusted` if not, and `unconfirmed` if Codex can't be asked.
     """
@@ -51,7 +51,7 @@ def _listed(env: Mapping[str, str]) -> list[dict[str, Any]]:
         late.start()
         try:
             app.stdin.write("".join(f"{json.dumps(question)}\n" for question in QUESTIONS))
-            app.stdin.flush()  # it stays open, because Codex ends without an answer when its input ends
+            app.stdin.flush()  # not closed yet, because Codex exits without an answer at the end of its input
             for line in app.stdout:
                 reply = json.loads(line)
                 if reply.get("id") == 1:

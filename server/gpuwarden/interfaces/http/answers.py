@@ -54,7 +54,7 @@ def wants_page(asked: Mapping[str, str]) -> bool:
 def answer_for(
     asked: Mapping[str, str], error: WardenError, status: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return the response to a failed request with the headers `asked`: a page if it `wants_page`."""
+    """Return the response to a failed request with the headers `asked`: a page for a browser, otherwise JSON."""
     if not wants_page(asked):
         return error_answer(error, status, headers)
     text = PAGE.format(message=escape(redact(error.message)), hint=escape(redact(in_commands(error.next_steps))))

@@ -1,6 +1,6 @@
 """Accept access tokens from the user's own OAuth issuer: the server acts as an OAuth resource server.
 
-The SDK compares a token's resource and expiry, and serves the metadata that leads clients to the issuer (RFC 9728).
+The SDK checks a token's resource and expiry, and serves the metadata that directs clients to the issuer (RFC 9728).
 This module verifies the token itself (RFC 9068): signature, issuer and audience.
 """
 
@@ -44,7 +44,7 @@ MAX_BYTES: Final = 256 << 10
 MAX_TOKEN: Final = 8_192
 MAX_NAME: Final = 120
 _URL: Final[TypeAdapter[AnyHttpUrl]] = TypeAdapter(AnyHttpUrl, config=ConfigDict(url_preserve_empty_path=True))
-"""Adds no slash to an address without a path, because issuers are compared as strings."""
+"""Parses a URL without adding a slash to an empty path, because issuers are compared as strings."""
 
 
 class Issuer:
@@ -143,7 +143,7 @@ class Issuer:
         return self._keys.get(key_id)
 
     async def _read_keys(self) -> dict[str | None, jwt.PyJWK]:
-        """Return the issuer's keys by id. A single key is also listed without an id. Raises _Unusable."""
+        """Return the issuer's keys by id. If there is only one key, the id None also refers to it. Raises _Unusable."""
         problem = _Unusable("the issuer publishes no metadata")
         for url in metadata_urls(self.address, self.resource):
             try:

@@ -184,7 +184,7 @@ class Server(uvicorn.Server):
 def run(
     serving: Serving, listener: socket.socket, *, watch: bool = True, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve until interrupted. `ready` is called once no other server uses the ledger. Raises Conflict if one does."""
+    """Serve until interrupted. `ready` is called once the server is recorded. Raises Conflict if another is running."""
     sockets = [one for one in (listener, listen_on_ipv6(listener)) if one is not None]
     if watch:
         serving.lifespans.append(watching)

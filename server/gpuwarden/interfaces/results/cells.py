@@ -20,7 +20,7 @@ class SpreadReply(BaseModel):
 
 
 class CellReply(BaseModel):
-    """One cell that needs attention. `tries` is the number of queues that the cell has been in."""
+    """One cell that needs attention. `tries` is the number of queues to which the cell has been added."""
 
     index: int
     state: str

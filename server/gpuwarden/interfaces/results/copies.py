@@ -45,7 +45,7 @@ class FileReply(BaseModel):
 
 
 class VerifyReply(Result):
-    """A verdict: proven, refuted or unknown. Only proven passes. Proven files are counted but not listed.
+    """A verdict: proven, refuted or unknown. Only `proven` is a success. Proven files are counted but not listed.
 
     The code `claimed` means that the machine checked its own files and nothing has been copied here. `problems` are the
     reasons why the verdict is not proven; `warnings` do not affect the verdict.

@@ -114,7 +114,7 @@ def look_up(query: str, limit: int = 5) -> SearchReply:
         )
     rows = []
     for hit in hits:
-        why = f"its words match, score {hit.score:g}"
+        why = f"its words match (score {hit.score:g})"
         if hit.how == "id":
             why = "the query contains its id"
         elif hit.how == "signature" and hit.lines:

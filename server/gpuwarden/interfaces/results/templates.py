@@ -74,7 +74,7 @@ class FilledReply(Result):
     """A template with the arguments for a model, a dataset and a platform.
 
     `submit` contains the arguments for submit_job. `file` is the written script's path. `sha256` is the digest of
-    the script as it is submitted, with its package; the submit gate recognizes this digest.
+    the script as it is submitted, including the package gputrain; the submit gate recognizes this digest.
     """
 
     template: str
@@ -207,7 +207,10 @@ def template_page(found: Trainer) -> str:
         f"Submit it unchanged: submit_job with script `{uri}` and args `{given}`. To get the arguments for a model and "
         f"a dataset on the Hub, read `{uri}?model=OWNER/NAME&dataset=OWNER/NAME&platform=NAME`."
     )
-    whole = f"To change it, edit skill://{FOLDER}/{found.name}.py, and pass the text as `script`; its package is added."
+    whole = (
+        f"To change it, edit skill://{FOLDER}/{found.name}.py, and pass the text as `script`. "
+        "The package gputrain is added automatically."
+    )
     head = [f"# Template {found.name}", found.about, f"Rows: {rows}. Required: {', '.join(found.required)}.", *also]
     table = "\n".join(["| setting | default | |", "|---|---|---|", *settings])
     return "\n\n".join([*head, submit, whole, table]) + "\n"

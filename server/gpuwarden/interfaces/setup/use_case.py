@@ -50,8 +50,8 @@ class ChangeReply(BaseModel):
 class SetupReply(Result):
     """The state of each client's server, and of its guard if it supports one.
 
-    `paste` contains lines to add by hand, `policy` contains the outcome of the questions, and `tried` contains the
-    outcome of each rehearsal.
+    `paste` contains lines to add by hand, `policy` contains the outcome of the questions about the policy, and `tried`
+    contains the outcome of each rehearsal.
     """
 
     clients: dict[str, str] = Field(default_factory=dict)

@@ -11,7 +11,7 @@ and takes only 0.1 s.
     shell       text -> simple commands, with their input and output
     reach       match a path against protected paths: globs, braces, unknown parts
     writes      the files that a program writes, and their content
-    drafts      the files that the call has written so far, and whether it may write them
+    drafts      the files that the call writes, and their content
     state       variables, functions, aliases and the working directory, as commands change them
     nested      the commands that a program runs: after a wrapper, on another machine, or from its arguments
     texts       check the text that programs run: shells, other languages, options and variables
@@ -26,5 +26,5 @@ and takes only 0.1 s.
     __main__    the hook's process: it answers in the client's format, and blocks the call on any error
 
 The guard can't check script files, encoded or computed commands, or the user's own programs. It does not restrict the
-user. Only the permissions of the account's key are a real limit; the guard only prevents common mistakes.
+user. It prevents common mistakes; only the permissions of the account's key are a reliable limit.
 """

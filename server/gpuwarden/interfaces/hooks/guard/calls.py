@@ -21,7 +21,7 @@ class Rules:
     """Protected paths, and the patterns to search for.
 
     `home` and the live run folders `runs` are protected against removal, `files` against any change. `settings`
-    contains the clients' files that install this guard; only the guard's entry in them is protected. `typing`: the
+    contains the clients' files that configure this guard; only the guard's entry in them is protected. `typing`: the
     client can type into a running program without calling a hook first.
     """
 
@@ -55,7 +55,7 @@ def judged(event: Mapping[str, Any], rules: Rules) -> str | None:
             given = json.loads(given)
         except ValueError:
             given = {"input": given}
-    if not isinstance(given, Mapping):  # others send it without an event around it
+    if not isinstance(given, Mapping):  # others send only the input, without the enclosing event
         given = event
     judge = rules.judge(str(event.get("cwd") or given.get("workdir") or Path.cwd()))
     try:

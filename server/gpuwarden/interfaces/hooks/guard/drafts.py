@@ -15,7 +15,7 @@ from gpuwarden.interfaces.hooks.guard.shell import Command
 from gpuwarden.interfaces.hooks.guard.writes import written_by
 
 MOST_COPIED: Final = 65_536
-"""Maximum size in bytes of a file that is read to determine its copy's content."""
+"""Maximum size in bytes of a copied file that is read to check its content."""
 FILTERS: Final = frozenset(
     {"jq", "yq", "sed", "awk", "gawk", "mawk", "tr", "cut", "json.tool", "perl", "column", "paste"}
 )
@@ -57,7 +57,7 @@ class Drafts:
         return None
 
     def _record(self, target: str, text: str) -> None:
-        """Record text that is written to a file and that a shell may run later, if it is known."""
+        """Record the text written to a file, if it is known, because a shell may run the file later."""
         if text and not text.startswith(UNKNOWN):
             path = self.files.path(target)
             self.printed[path] = "\n".join(filter(None, [self.printed.get(path), as_written(text)]))
@@ -80,7 +80,7 @@ class Drafts:
         return None
 
     def _written(self, target: str, text: str) -> str | None:
-        """Record text that is written to a file, and return the reason to block the write."""
+        """Return the reason to block a write to a file. Also record the written text."""
         self.budget.spend(len(text) // 64)
         if why := self.files.change(target):
             return why
@@ -94,7 +94,7 @@ class Drafts:
         return None
 
     def _content(self, file: str) -> str:
-        """Return a file's content, as far as it is known."""
+        """Return the text that this call wrote to a file, or else the file's content; UNKNOWN if it can't be read."""
         path = self.files.path(file)
         text = self._drafts.get(path)
         text = settings.contents(path, MOST_COPIED) if text is None else text

@@ -28,7 +28,7 @@ READS: Final = frozenset({
     "shasum", "sort", "source", "sqlite3", "ssh", "stat", "strings", "tac", "tail", "tar", "test", "tr", "tree",
     "true", "type", "ugrep", "uniq", "view", "wc", "wget", "which", "xdg-open", "xxd", "yq", "zip", "zsh",
 })  # fmt: skip
-"""Programs that change no file in their arguments except those that `writes.written_by` yields."""
+"""Programs that don't change the files in their arguments, except those that `writes.written_by` yields."""
 SCRATCH: Final = re.compile(
     r"(?:^|/)(?:tmp|\.cache|__pycache__|node_modules|\.?venv|build|dist|\.git|\.(?:pytest|mypy|ruff)_cache"
     r"|\.ipynb_checkpoints|\.Trash\S*|pip-\S*)(?:/|$)|\.(?:pyc|pyo|lock|pid|tmp|log|egg-info|sock|swp)$"
@@ -51,7 +51,7 @@ class Files:
     """Check the removal and modification of files. Paths are relative to the folder `cwd`.
 
     `home` and `runs` are protected against removal, and `files` against any change. `settings` are the clients'
-    settings files, which install this guard.
+    settings files, which configure this guard.
     """
 
     home: str = ""
@@ -71,7 +71,7 @@ class Files:
         return os.path.normpath(os.path.join(self.cwd, re.split(r"[*?\[{]", self._at_home(text))[0]))  # noqa: PTH118 - a link must not be followed
 
     def place(self, text: str) -> str:
-        """Return an absolute pattern. Text after an unknown part is not changed."""
+        """Return an absolute path or pattern. The text after an unknown part is not normalized."""
         text = self._at_home(text)
         if not text.startswith(("/", UNKNOWN)):
             text = f"{self.cwd}/{text}"
@@ -122,7 +122,7 @@ class Files:
                 if reach is MatchCertainty.SURELY and file in self.files:
                     return f"{place} is a gpuwarden state or policy file; only the user may change it"
                 if reach is MatchCertainty.SURELY:
-                    return f"{place} installs this guard; only the user may change it"
+                    return f"{place} configures this guard; only the user may change it"
                 if reach and written:
                     self.blind = self.blind or text
         return None
@@ -159,13 +159,13 @@ class Files:
         if name == "git" and not far:
             return self._git(args)
         if name not in READS and not far and any(self.change(a, written=False) for a in self._named(name, args)):
-            self.ask(f"`{name}` may change gpuwarden's state or policy, or a file that installs this guard")
+            self.ask(f"`{name}` may change gpuwarden's state or policy, or a file that configures this guard")
         return None
 
     def _named(self, name: str, args: Sequence[str]) -> Iterator[str]:
-        """Yield the arguments, and the parts of those that contain a protected file's name.
+        """Yield the arguments, and the parts of each argument that contains a protected file's name.
 
-        The parts of sentences are omitted, and those of code and shell text, because `Judge` reads them.
+        Sentences are not split, and neither are code and shell text, because `Judge` checks those.
         """
         read = name in MESSAGES | (SHELLS | TEXT_RUNNERS | RUNNERS) - DOERS or language(name) in CODE
         protected = set() if read else {name_of(file) for file in (*self.files, *self.settings)}

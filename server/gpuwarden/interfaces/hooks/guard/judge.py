@@ -35,7 +35,7 @@ MOST_WRAPPERS = 15
 
 
 class Judge(Texts):
-    """Check the commands that one call would run, and the commands in the texts that these run."""
+    """Check the commands that one call would run, including those in text that other commands run."""
 
     def shell(self, text: str, depth: int = 0, *, far: bool = False, feed: Feed | None = None) -> str | None:
         """Return the reason to block shell text, or None to allow it. `far`: the text runs on another machine.
@@ -140,7 +140,7 @@ class Judge(Texts):
         return None
 
     def _builtin(self, name: str, args: list[str], *, far: bool) -> str | None:
-        """Return the reason to block the command that an alias represents. Apply a builtin that changes the state."""
+        """Return the reason to block an alias's command. For a builtin, update the shell's state instead."""
         if alias := self.state.aliases.pop(name, ""):
             return self.shell(" ".join([alias, *args]), far=far)
         self.state.run(name, args, far=far)

@@ -30,7 +30,7 @@ from gpuwarden.interfaces.hooks.guard.wrappers import (
 
 
 def unwrapped(words: list[str], assigned: dict[str, str], patterns: Patterns) -> list[str] | None:
-    """Return the words after a wrapper, such as `sudo`, and its options; None without a wrapper.
+    """Return the words after a wrapper, such as `sudo`, and its options; None if there is no wrapper.
 
     The variables that the wrapper sets are added to `assigned`.
     """
@@ -104,7 +104,7 @@ def run_by_runner(args: list[str], patterns: Patterns, *, far: bool) -> list[lis
 def run_by_unknown(args: list[str], patterns: Patterns, *, may_run: bool) -> list[list[str]]:
     """Return the commands in the arguments of a program that may answer gpuwarden's prompt.
 
-    With `may_run`, include the commands of platforms.
+    If `may_run` is true, include commands of the platforms' programs.
     """
     names = {"gpuwarden", *patterns.ends, *patterns.remote} if may_run else {"gpuwarden"}
     parts = candidates(args, lambda word: patterns.program(name_of(word)) in names)

@@ -74,7 +74,7 @@ def printed(words: Sequence[str], stdin: Sequence[str], folder: str) -> str:
         return output
     if name == "base64" and stdin and any(re.fullmatch(r"-\w*[dD]\w*|--d\w*", a) for a in args):
         try:
-            return base64.b64decode("".join(stdin).strip() + "==").decode("utf-8", "replace")  # it may lack its padding
+            return base64.b64decode("".join(stdin).strip() + "==").decode("utf-8", "replace")  # padding is optional
         except ValueError:
             return f"{UNKNOWN}$()"
     if name in PASSES and stdin:

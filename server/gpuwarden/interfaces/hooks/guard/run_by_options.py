@@ -59,7 +59,7 @@ _OPTIONS: Final = {
     )
     for name in names.split()
 }  # fmt: skip
-"""For a program, its options with a command, as `OPTION=COMMAND`."""
+"""For each program, its options whose value is a command, as `OPTION=COMMAND`."""
 _GIT: Final = re.compile(
     r"(?:alias\.[^=\s]+=!|(?:\w+\.(?:[^=\s]+\.)?\w*(?i:command|editor|pager|helper|cmd|external|filter|driver|textconv"
     r"|clean|smudge|process|fsmonitor|askpass|proxy)|pager\.\w+)=!?"
@@ -71,7 +71,7 @@ _SED_REPLACES: Final = tuple(
     re.compile(rf"s{d}(?:[^{d}\\\n]|\\.){{0,500}}{d}((?:[^{d}\\\n]|\\.){{0,500}}){d}\w{{0,9}}e")
     for d in map(re.escape, "/|#,:")
 )
-"""Commands of sed that run a command, and that run the replaced text."""
+"""sed commands that run a shell command, and substitutions that run their result."""
 
 
 def may_run(name: str) -> bool:
@@ -93,7 +93,7 @@ def run_by_options(name: str, args: Sequence[str]) -> Iterator[str]:
 
 
 def run_by_git(args: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the commands that git runs because of its arguments or of settings in variables."""
+    """Yield the commands that git runs because of its arguments, or because of settings in environment variables."""
     for command, after in (("bisect", "run"), ("submodule", "foreach")):
         if command in args and after in args:
             rest = args[args.index(after) + 1 :]

@@ -123,7 +123,7 @@ def edited(path: str, before: str, after: str) -> str | None:
     if is_client_file(path):
         (named, off, variables), (named_after, off_after, variables_after) = facts(before), facts(after)
         if named and not named_after:
-            return f"{path} installs this guard; only the user may change it"
+            return f"{path} configures this guard; only the user may change it"
         if off_after and not off:
             return f"{path} would disable hooks; only the user may do that"
         if len(_ANSWERS.findall(after)) > len(_ANSWERS.findall(before)):

@@ -35,7 +35,7 @@ class Feed:
     fed: bool = False
 
     def and_(self, other: Feed) -> Feed:
-        """Return this input and output, extended with another feed's."""
+        """Return the combined input and output of two feeds."""
         return Feed(self.stdin + other.stdin, self.targets + other.targets, self.fed or other.fed)
 
 
@@ -65,7 +65,7 @@ Part = tuple["Node | tuple[str, str]", Feed]
 
 
 class Reader(Words):
-    """Read shell text command by command. Assignments change `values`; its key `name()` is a function's body."""
+    """Read shell text command by command. Assignments change `values`; its keys `NAME()` contain functions' bodies."""
 
     def __init__(self, text: str, values: dict[str, str], budget: Budget, feed: Feed | None = None) -> None:
         super().__init__(text, values, budget)
@@ -186,12 +186,12 @@ class Reader(Words):
     # ------------------------------------------------------------------------------------------- groups of commands
 
     def _may_repeat(self, times: int) -> bool:
-        """Count a loop's iterations. Return whether the loop may be walked once for each of its words."""
+        """Count a loop's iterations. Return whether each of them may be checked separately."""
         self.rounds += times
         return times <= MOST_ROUNDS and self.rounds <= MOST_ALL_ROUNDS
 
     def _loop(self, node: Node, feed: Feed) -> list[Part]:
-        """Return the parts of a `for` or `select` loop, once for each of its words."""
+        """Return the parts of a `for` or `select` loop, repeated for each word in its list."""
         variable, given = node.child_by_field_name("variable"), node.children_by_field_name("value")
         inner: list[Part] = [(value, Feed()) for value in given]
         body: list[Part] = [(c, feed) for c in node.named_children if c not in given and c != variable]
@@ -211,7 +211,7 @@ class Reader(Words):
         return [*parts, *((stage, fed.and_(Feed((), feed.targets))) for stage in stages[-1:])]
 
     def _function(self, node: Node) -> tuple[list[Part], Command]:
-        """Store a function's body for its calls. Return its parts and its redirections."""
+        """Store a function's body for later calls. Return the body's parts and the function's redirections."""
         name, body, own = node.child_by_field_name("name"), node.child_by_field_name("body"), Command()
         if name is None or body is None:
             return [(child, Feed()) for child in node.named_children], own
@@ -224,7 +224,7 @@ class Reader(Words):
         return [(body, Feed()), *later], own
 
     def _redirected(self, node: Node, feed: Feed) -> tuple[list[Part], Command]:
-        """Return the parts of a statement with redirections, and the redirections that belong to no simple command.
+        """Return the parts of a statement with redirections, and the redirections outside simple commands.
 
         The parser attaches the redirection of `a && b > FILE` to both commands, but the shell applies it only to the
         last command.

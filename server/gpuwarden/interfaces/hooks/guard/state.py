@@ -17,8 +17,8 @@ _POSITIONAL = frozenset("@*#0123456789")
 class ShellState:
     """The state of the shell that runs a call's commands.
 
-    `values` maps variables to values, and `name()` to a function's body. The working directory is `files.cwd`; a `cd`
-    sets `PWD`, and the folder changes before the next command.
+    `values` maps variables to values, and `name()` to a function's body. The working directory is `files.cwd`. A `cd`
+    sets only `PWD`; `files.cwd` is updated before the next command.
     """
 
     def __init__(self, files: Files, values: dict[str, str]) -> None:
@@ -71,7 +71,7 @@ class ShellState:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Undo the changes by text that another process runs, and forget which commands were checked in it."""
+        """Restore the state, and the record of checked commands, after the check of text that another process runs."""
         self.files.budget.spend((len(self.values) + len(self._checked)) // 8)
         values, aliases, folder, checked = dict(self.values), dict(self.aliases), self.files.cwd, set(self._checked)
         yield

@@ -95,7 +95,7 @@ class Texts:
             texts += run_by_git(args, {**values, **assigned})
             settings_of_git = {v: values.pop(v) for v in list(values) if v.startswith("GIT_CONFIG_")}
         why = next((why for text in texts if (why := self._apart(text, depth, far=far))), None)
-        values.update(settings_of_git)  # a text that runs git would have read the same settings again
+        values.update(settings_of_git)  # removed above, so that a text that runs git does not apply them again
         if why:
             return why
         if may_run(name) and f"{name}()" not in values and not self.patterns.knows(name):

@@ -66,7 +66,7 @@ RUN_FROM: Final = {"BASH_ENV": ". {}", "ENV": ". {}", "PS1": ': "{}"', "PS4": ':
                    "GIT_SSH_COMMAND": "{}", "GIT_EDITOR": "{}", "EDITOR": "{}", "PAGER": "{}"}  # fmt: skip
 """Variables whose value a program runs, and the shell text that has the same effect."""
 RUN_APART: Final = frozenset({"GIT_SSH_COMMAND", "GIT_EDITOR", "EDITOR", "PAGER"})
-"""Those whose value runs in a process of its own, so that it can't change the shell's variables and folder."""
+"""Variables in RUN_FROM whose value runs in a separate process, which can't change the shell's state."""
 FOUND_RUNS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-x", "-X", "--exec", "--exec-batch"})
 """Options of `find` and `fd` that are followed by a program."""
 BETWEEN: Final = "\x1f"
@@ -83,7 +83,7 @@ LEADING: Final = frozenset({"timeout", "gtimeout", "flock", "chroot", "taskset",
                             "newgrp", "perf", "gosu", "su-exec", "envdir", "nsys"})  # fmt: skip
 """Wrappers with one argument, such as a duration or a subcommand, before the command."""
 _NUMBER: Final = re.compile(r"\+?\d[\d,:%-]*(?:\.\d+)?[smhdKMG]?")
-"""The value of a long option, such as `--jobs 2`. No program has such a name."""
+"""The value of a long option, such as 2 in `--jobs 2`. No program's name matches this pattern."""
 ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=[\s\S]*")
 
 

@@ -34,7 +34,7 @@ FIRST_LOOK_S: Final = 30.0
 def routes(serving: Serving) -> list[BaseRoute]:
     """Return both routes."""
     ctx, reporters = serving.ctx, Reporters(serving.ctx)
-    # Polls are shared: otherwise, a job that constantly requests its own status would keep the watch from its lock.
+    # Polls are shared, so that a job that constantly requests its own status can't lock out the watch.
     polls = Polls(ctx, LOG_BYTES)
 
     async def deploy(request: Request) -> Response:

@@ -161,7 +161,7 @@ class ApprovalPages:
             raise Refused("the facts have changed since they were shown", AGAIN)
         session, code = principal_of(request).id, str(body.get("code", ""))[:100]
         made = await use_code(self.ctx, ticket, facts["digest"], session, code)
-        with acting_as(user_of(made.actor)):  # the user who approved at the terminal
+        with acting_as(user_of(made.actor)):  # attribute the approval to the user who created the code
             return await self._approved(ticket, facts["digest"], f"one-time code of {made.data.by}")
 
     async def answer(self, request: Request) -> Response:
@@ -190,7 +190,7 @@ class ApprovalPages:
     async def state(self, request: Request) -> Response:
         """Return the progress of an approved teardown.
 
-        Each call advances the teardown by one step, as waiting at a terminal does.
+        Each call advances the teardown by one step, like each poll of a command that waits at a terminal.
         """
         found = await proceed(self.ctx, request.path_params["ticket"])
         message = shown(results.torn_down(found).message)

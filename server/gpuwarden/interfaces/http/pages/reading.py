@@ -189,7 +189,7 @@ class Pages:
         """GET /jobs: all jobs, one page at a time."""
         asked = _filters(request)
         first = f"/jobs?{urlencode(_kept(asked))}"
-        # Filters on fields other than the state read every job, which takes too long to repeat.
+        # Filters on fields other than the state have to read every job, which is too slow for repeated updates.
         follows = _kept(asked).keys() <= {"state"} and not asked["after"]
         live = f"/jobs.json?{urlencode({'state': asked['state']})}" if follows else ""
         return page("jobs.html", self._jobs(asked), here="Jobs", asked=asked, states=STATES, first=first, live=live)

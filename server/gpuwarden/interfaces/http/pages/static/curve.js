@@ -15,10 +15,10 @@ const HEIGHT = 320;
 const ROWS = 40;
 let plot = null;
 let curves = [];
-let byTime = false; // whether the x axis is time, as in the first run with points
-let hours = across.value === "time"; // or the hours since each run's first point
+let byTime = false; // whether the x axis shows time; the first run with points decides
+let hours = across.value === "time"; // whether the x axis shows the hours since each run's first point
 let part = null; // the zoomed range of the x axis
-const whole = new Map(); // each run's whole curve over hours, in which a zoom finds the steps to request
+const whole = new Map(); // each run's whole curve over hours, from which a zoom determines the steps to request
 
 function color(name) {
   // A canvas needs the computed color, because the value of a variable may be a light-dark() pair.
@@ -51,7 +51,7 @@ async function asked(run, query) {
 }
 
 function overHours(found, zoomed, known) {
-  // Points without a time are left out. A step that a later attempt repeats has two points, so the order changes.
+  // Points without a time are left out. The others are sorted, because a later attempt may have repeated a step.
   const timed = found.at.map((at, n) => [at, n]).filter(([at]) => at !== null).sort((a, b) => a[0] - b[0]);
   const begin = known?.begin ?? timed[0]?.[0] ?? 0;
   const kept = timed.map(([at, n]) => [(at - begin) / 3600, n]).filter(([x]) => !zoomed || (x >= zoomed[0] && x <= zoomed[1]));
