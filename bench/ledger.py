@@ -43,7 +43,7 @@ from gpuwarden.ledger.chain import COLUMNS, link
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.budgets import spent_today
-from gpuwarden.lifecycle.leases.meter import believed, lease_now, spent
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now, spent
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import read_job
@@ -225,7 +225,7 @@ def reads_of_check(house: House) -> Callable[[int], object]:
         for _ in range(6):
             read_job(house.ledger, job.id)
         if job.lease:
-            return lease_now(house.ctx, job.lease), spent(house.ctx, job.lease), believed(house.ctx, job.lease)
+            return lease_now(house.ctx, job.lease), spent(house.ctx, job.lease), confirmed_end(house.ctx, job.lease)
         return job
 
     return work

@@ -12,7 +12,7 @@ from gpuwarden.core.clock import Clock, ShiftedClock, SystemClock
 from gpuwarden.core.errors import LedgerError
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.people import user_here
+from gpuwarden.people import current_user
 from gpuwarden.policy_record import Record, write_record
 from gpuwarden.private import private_folder
 
@@ -40,7 +40,7 @@ def open_context(
     record_policy(config, clock.now())
     own = config.policy_file.parent / "profiles"
     return Context(
-        ledger=Ledger(config.home / "ledger.db", clock, f"{actor}/{user_here()}"),
+        ledger=Ledger(config.home / "ledger.db", clock, f"{actor}/{current_user()}"),
         source=policy_reader(config, env),
         clock=clock,
         home=config.home,

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from gpuwarden.core.errors import BadRequest
 from gpuwarden.core.guidance import Action, do
-from gpuwarden.core.inputs import in_words
+from gpuwarden.core.inputs import describe_error
 from gpuwarden.core.policy import Policy, policy_fields
 from gpuwarden.policy_record import ActivePolicy, Notice, PolicyStatus, Record, decide, digest_of, read_record
 
@@ -181,7 +181,7 @@ def _validated(table: dict[str, Any], origins: Mapping[str, str], file: Path) ->
         if first["type"] == "extra_forbidden":
             problem, hint = f"sets {path}, which is not a setting", "to list every setting"
         else:
-            problem = f"sets {path} to an invalid value: {in_words(first['type'], first['msg'])}"
+            problem = f"sets {path} to an invalid value: {describe_error(first['type'], first['msg'])}"
             hint = "to list every setting with its default"
         raise BadRequest(f"{where} {problem}", do(Action.DOCTOR, hint)) from error
 

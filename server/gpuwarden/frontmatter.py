@@ -19,7 +19,7 @@ from yaml.composer import Composer
 from yaml.resolver import Resolver
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.core.inputs import in_words
+from gpuwarden.core.inputs import describe_error
 
 try:
     from yaml.cyaml import CParser as Parser  # type: ignore[attr-defined]  # libyaml is eight times faster
@@ -89,7 +89,7 @@ def validate(model: type[M], parsed: Parsed, *, name: str) -> M:
         found = []
         for fault in error.errors(include_url=False, include_context=False):
             where = _short(".".join(str(step) for step in fault["loc"]))
-            fault_text = _short(in_words(fault["type"], fault["msg"]))
+            fault_text = _short(describe_error(fault["type"], fault["msg"]))
             found.append(f"{name}:{parsed.line_of(fault['loc'])}: {where + ': ' if where else ''}{fault_text}")
         more = f" (and {len(found) - MAX_SHOWN} more)" if len(found) > MAX_SHOWN else ""
         raise BadRequest("; ".join(found[:MAX_SHOWN]) + more, f"Correct {name}.") from error

@@ -36,7 +36,7 @@ def user_of(actor: str) -> str:
     return actor.partition("/")[2]
 
 
-def user_here() -> str:
+def current_user() -> str:
     """Return this process's user name from the account database, because any program can set a variable."""
     try:
         import pwd

@@ -146,7 +146,7 @@ async def test_a_multi_node_job_checks_its_nodes_before_it_starts(
     [
         ('\n        "now": ', '\n        "now": 900 * (os.environ["SLURMD_NODENAME"] == "n1") + ', {},
          "clock_off"),
-        ('"torch": torch_here(request.get("python") or ""),', '"torch": {"torch": os.environ["SLURMD_NODENAME"]},', {},
+        ('"torch": find_torch(request.get("python") or ""),', '"torch": {"torch": os.environ["SLURMD_NODENAME"]},', {},
          "torch_differs"),
         ('"interfaces": interfaces(),', '"interfaces": interfaces(),', {"NCCL_SOCKET_IFNAME": "eth99"},
          "interface_wrong"),

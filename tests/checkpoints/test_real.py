@@ -19,7 +19,7 @@ import pytest
 from counting import counted_lines
 from forked import own_progress_locks
 from gpuwarden.checkpoints import examine
-from gpuwarden.checkpoints.examine import look, reader
+from gpuwarden.checkpoints.examine import examine_file, reader
 from gpuwarden.checkpoints.file_model import Limits
 from gpuwarden.checkpoints.findings import ExamineOptions
 from gpuwarden.checkpoints.safe_file import Source
@@ -340,7 +340,7 @@ def test_mutants_neither_escape_nor_hang(tmp_path: Path, monkeypatch: pytest.Mon
             target = tmp_path / path.name
             target.write_bytes(mutate(data, dice))
             with counted_lines() as lines:
-                entry = look(target, target.name, ExamineOptions(limits=Limits()))
+                entry = examine_file(target, target.name, ExamineOptions(limits=Limits()))
             dearest = max(dearest, lines())
             lines = " ".join((*entry.problems, *entry.doubts))
             assert entry.verdict == "proven" or lines

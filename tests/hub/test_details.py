@@ -23,7 +23,7 @@ from gpuwarden.core.models import Unknown
 from gpuwarden.core.repos import Repo
 from gpuwarden.hub import client, scripts
 from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.hub.details import look, repo_details
+from gpuwarden.hub.details import read_repo, repo_details
 from gpuwarden.hub.search import dataset_search
 from gpuwarden.hub.suggest import rank, suggest
 from gpuwarden.hub.viewer import short_type
@@ -296,7 +296,7 @@ async def test_hub_failure_is_an_error_not_a_missing_repo(
 ) -> None:
     server.conditions.faults.append(fault)
     async with HubClient(config(server)) as hub:
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "error"
     assert len(repo.why) < 300
     wording(repo.why, *(values if not fault.drop else [repo.why.rpartition(": ")[2]]))
@@ -306,14 +306,14 @@ async def test_malformed_known_fields_are_tolerated(server: HubServer) -> None:
     body = {"id": ["x"], "siblings": 7, "tags": {"a": 1}, "cardData": "no", "safetensors": [], "gated": "odd"}
     server.conditions.faults.append(Fault("", status=200, body=json.dumps(body).encode()))
     async with HubClient(config(server)) as hub:
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status in {"ok", "renamed", "error"}
 
 
 @pytest.mark.slow
 async def test_unreachable_hub_is_an_error() -> None:
     async with HubClient(HubConfig("http://127.0.0.1:9", "http://127.0.0.1:9", None)) as hub:
-        repo = await look(hub, "a/b", "model")
+        repo = await read_repo(hub, "a/b", "model")
         assert repo.status == "error"
         with pytest.raises(Unreachable):
             await dataset_search("x", hub=hub)
@@ -365,7 +365,7 @@ async def test_short_rate_limit_is_waited_out(server: HubServer) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers=limit, times=1))
     clock = FakeClock()
     async with HubClient(config(server), clock=clock) as hub:
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "ok"
     assert clock.slept == [3.0]
 
@@ -379,7 +379,7 @@ async def test_rate_limit_ending_at_a_date_is_waited_out(server: HubServer) -> N
     server.conditions.faults.append(Fault("Qwen", status=429, headers=limit_at(3), times=1))
     clock = FakeClock()  # decades behind the Hub's clock: the Hub's Date header counts
     async with HubClient(config(server), clock=clock) as hub:
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "ok"
     assert len(clock.slept) == 1 and 0 <= clock.slept[0] <= 4
 
@@ -411,8 +411,8 @@ def test_any_retry_header_gives_a_valid_wait_or_none(after: str, date: str) -> N
 async def test_only_unsent_requests_are_reported_as_unsent(server: HubServer, wording: Wording) -> None:
     server.conditions.faults.append(Fault("Qwen", status=429, headers={"Retry-After": "60"}, times=1))
     async with HubClient(config(server), clock=FakeClock()) as hub:
-        asked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
-        blocked = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        asked = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
+        blocked = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert len(server.conditions.requests) == 1
     wording(asked.why, 429)
     wording(blocked.why)
@@ -434,7 +434,7 @@ async def test_a_slow_repo_costs_one_timeout(server: HubServer, limits: Limits, 
     server.conditions.faults.append(Fault("", delay_s=600.0))
     async with HubClient(config(server), timeout_s=300) as hub, anyio.create_task_group() as tasks:
         tasks.start_soon(limits.pass_when, lambda: asked)
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert repo.status == "error"
     wording(repo.why, server.url, 300)
     assert len(asked) == 1
@@ -447,7 +447,7 @@ async def test_retry_shares_the_time_limit_of_the_first_request(
     server.conditions.faults += [Fault("", status=500, times=1), Fault("", delay_s=600.0)]
     async with HubClient(config(server), timeout_s=300) as hub, anyio.create_task_group() as tasks:
         tasks.start_soon(limits.pass_when, lambda: len(asked) == 2)
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert len(asked) == 2
     wording(repo.why, server.url, 300)
 
@@ -458,7 +458,7 @@ async def test_request_queued_past_its_time_limit_is_not_sent(
     async with HubClient(config(server), concurrency=1) as hub, anyio.create_task_group() as tasks:
         await hub._slots.acquire_on_behalf_of(object())
         tasks.start_soon(limits.pass_when, lambda: hub._slots.statistics().tasks_waiting)
-        repo = await look(hub, "Qwen/Qwen2.5-0.5B", "model")
+        repo = await read_repo(hub, "Qwen/Qwen2.5-0.5B", "model")
     assert server.conditions.requests == []
     wording(repo.why)
 

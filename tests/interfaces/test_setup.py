@@ -25,7 +25,7 @@ from gpuwarden.interfaces.cli import approval, questions
 from gpuwarden.interfaces.cli.demo import demo_spec
 from gpuwarden.interfaces.hooks.install import hooks, replace_text
 from gpuwarden.interfaces.http import running
-from gpuwarden.interfaces.launch import CLIENT_NAMES, SOURCE, entry, from_here
+from gpuwarden.interfaces.launch import CLIENT_NAMES, SOURCE, entry, own_command
 from gpuwarden.interfaces.mcp import trial
 from gpuwarden.interfaces.setup import changes, jsonc, use_case
 from gpuwarden.interfaces.setup.clients import client_files
@@ -338,7 +338,7 @@ def test_undo_removes_link_targets_and_folders_that_setup_made(run: Cli, env: di
 @pytest.mark.slow
 def test_project_modules_never_shadow_server_modules(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("open('taken', 'w').close()")
-    start = from_here("setup", __version__)
+    start = own_command("setup", __version__)
     subprocess.run(
         [start["command"], *start["args"]], cwd=tmp_path, env=environment(tmp_path / "gw"), stdin=subprocess.DEVNULL,
         capture_output=True, check=True, timeout=100,
@@ -581,7 +581,7 @@ async def tried(run: dict[str, Any], **env: str) -> list[str]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("client", ["codex", pytest.param("zed", marks=pytest.mark.prove)])
 async def test_a_job_is_rehearsed_through_an_entry(tmp_path: Path, client: str) -> None:
-    run = entry(client, from_here(client, __version__), ["GPUWARDEN_HOME", "GPUWARDEN_POLICY", "RUNPOD_API_KEY"])
+    run = entry(client, own_command(client, __version__), ["GPUWARDEN_HOME", "GPUWARDEN_POLICY", "RUNPOD_API_KEY"])
     steps = await tried(run, GPUWARDEN_PLATFORMS="none", GPUWARDEN_HOME=str(tmp_path / "mine"))
     assert "10" in steps[1] and "proven" in steps[-1] and not (tmp_path / "mine").exists()
 

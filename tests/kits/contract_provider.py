@@ -19,7 +19,7 @@ from gpuwarden.core.reasons import Code
 from gpuwarden.core.states import LIVE_LEASES, Job, Lease
 from gpuwarden.lifecycle.execution.provisioning import accepted, provisioning
 from gpuwarden.lifecycle.leases.accounts import BoundProvider
-from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.meter import poll_lease
 from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.records import LeaseRecord, read_job, read_lease
@@ -96,7 +96,7 @@ class Desk:
         """Poll three times, far enough apart to count as separate answers."""
         answers = []
         for _ in range(3):
-            answers.append(await look(self.ctx, self.lease_id))
+            answers.append(await poll_lease(self.ctx, self.lease_id))
             await self.rig.clock.sleep(self.rig.provider.settle_s + 1)
         return answers
 
@@ -297,7 +297,7 @@ class ProviderContract(ProviderTests):
         assert all(isinstance(answer, Unknown) for answer in await desk.looks())
         assert desk.lease.account is None and desk.lease.state is Lease.UNVERIFIED
         rig.use_account(0)
-        assert known(await look(desk.ctx, desk.lease_id)) is not None
+        assert known(await poll_lease(desk.ctx, desk.lease_id)) is not None
         assert desk.lease.account is not None and desk.lease.state is Lease.METERING
         rig.use_account(1)
         assert all(isinstance(answer, Unknown) for answer in await desk.looks())
@@ -342,11 +342,11 @@ class ProviderContract(ProviderTests):
         assert all(isinstance(answer, Unknown) for answer in await desk.looks())
         assert desk.lease.state is Lease.UNVERIFIED
         rig.blind(now=False)
-        assert known(await look(desk.ctx, lease.id)) is None
-        assert known(await look(desk.ctx, lease.id)) is None
+        assert known(await poll_lease(desk.ctx, lease.id)) is None
+        assert known(await poll_lease(desk.ctx, lease.id)) is None
         assert desk.lease.state in LIVE_LEASES, "two looks at one moment are one look"
         await rig.clock.sleep(rig.provider.settle_s + 1)
-        assert known(await look(desk.ctx, lease.id)) is None
+        assert known(await poll_lease(desk.ctx, lease.id)) is None
         assert desk.lease.state is Lease.STOPPED
 
     @pytest.mark.attack("spending", "refuses a create and rents the machine")

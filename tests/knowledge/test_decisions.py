@@ -193,10 +193,10 @@ def test_a_slow_command_times_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     from gpuwarden.remote.runner import look as module
 
     monkeypatch.setattr(module, "EACH_S", 0.2)
-    found = module.look(str(tmp_path), {"commands": {"x": ["sleep", "60"]}})
+    found = module.command_outputs(str(tmp_path), {"commands": {"x": ["sleep", "60"]}})
     assert found["answers"]["x"] == {"exit": None, "text": "", "why": "timeout"}
     monkeypatch.setattr(module, "ALL_S", 0.0)
-    assert module.look(str(tmp_path), {"commands": {"x": ["df"]}})["answers"]["x"]["why"] == "timeout"
+    assert module.command_outputs(str(tmp_path), {"commands": {"x": ["df"]}})["answers"]["x"]["why"] == "timeout"
 
 
 # -------------------------------------------------------------------------------------------- on a job's machine

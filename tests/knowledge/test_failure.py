@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from counting import lines_run
 from gpuwarden.interfaces.results.diagnosing import diagnose_log
 from gpuwarden.knowledge import diagnose, search, shipped
-from gpuwarden.knowledge.failure import Outcome, Reading, Weight, gone, read_failure
+from gpuwarden.knowledge.failure import Outcome, Reading, Weight, missing_name, read_failure
 from gpuwarden.knowledge.log_lines import CHUNK, MAX_LOG, read_lines, read_log
 from paths import CORPUS
 
@@ -191,7 +191,7 @@ def test_device_and_kernel_lines_are_collected() -> None:
     ],
 )  # fmt: skip
 def test_a_name_missing_from_a_release_is_parsed(message: str, want: tuple[str, str, str]) -> None:
-    found = gone(message)
+    found = missing_name(message)
     assert found is not None and (found.kind, found.owner, found.name) == want
 
 

@@ -15,7 +15,7 @@ from gpuwarden.interfaces.results.references import look_up
 from gpuwarden.interfaces.results.version_skew import SkewReply, sentence_of
 from gpuwarden.knowledge.failure import read_failure
 from gpuwarden.knowledge.version_skew import Change, Skew, explain
-from gpuwarden.static_analysis.signatures.history import ever
+from gpuwarden.static_analysis.signatures.history import argument_history
 from gpuwarden.static_analysis.signatures.members import members
 from gpuwarden.static_analysis.signatures.tables import packages, table
 from paths import CORPUS, ROOT
@@ -118,7 +118,7 @@ def test_a_run_that_continued_is_not_explained() -> None:
 
 def test_an_argument_is_tracked_when_its_class_changes_modules() -> None:
     # peft.LoraConfig has been in two modules; only the one in newer releases has the argument.
-    assert ever("peft.LoraConfig", "use_dora").since == "0.9.0"
+    assert argument_history("peft.LoraConfig", "use_dora").since == "0.9.0"
 
 
 @given(st.sampled_from(["keyword", "name", "attribute"]), st.text(alphabet="abcXYZ_.", min_size=1, max_size=30))

@@ -41,7 +41,7 @@ from gpuwarden.ledger.migrate import VERSION
 from gpuwarden.ledger.store import Ledger
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.budgets import spending_approved, spent_today
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import billed_today
 from gpuwarden.lifecycle.notify import Alert
 from gpuwarden.lifecycle.records import LeaseRecord, job_ids, lease_ids, read_job, read_lease, read_teardown, story
@@ -117,7 +117,7 @@ async def test_a_ledger_of_the_first_schema_folds_to_the_same_records(
         "teardowns": {t: plain(read_teardown(ledger, t)) for t in tickets},
         "spent": {name: lease_now(ctx, name).cost for name in leases},
         "price": {name: read_lease(ledger, name).price for name in leases},
-        "believed": {name: believed(ctx, name) for name in leases},
+        "believed": {name: confirmed_end(ctx, name) for name in leases},
         "spent_today": spent_today(ctx, pretend=True),
         "billed_today": await billed_today(ctx, pretend=True),
         "spending_approved": {r: spending_approved(ctx, r) for r in receipts},

@@ -17,7 +17,7 @@ from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import LIVE_LEASES, TERMINAL_JOBS, Job, Lease
 from gpuwarden.ledger import events as ev
 from gpuwarden.ledger.audit import audit
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.monitoring.inventory import leases_of, unsettled
 from gpuwarden.lifecycle.monitoring.overview import job_page
 from gpuwarden.lifecycle.monitoring.waiting import what_waits
@@ -131,11 +131,11 @@ def test_current_state_follows_every_event(tmp_path: Path) -> None:
     assert ledger.subjects("teardown", job="j1x") == ["teardown/tj1x"]
     off = machine(LIVE[0], InstanceState.STOPPED)
     ledger.add(f"lease/{lease}", ev.LeaseStopped(saw="stopped", instance=off))
-    assert ledger.resting() == [f"lease/{lease}"] and believed(house.ctx, lease) == "stopped"
+    assert ledger.resting() == [f"lease/{lease}"] and confirmed_end(house.ctx, lease) == "stopped"
     ledger.add(f"lease/{lease}", ev.LeaseGone(saw="gone"))
-    assert ledger.resting() == [] and believed(house.ctx, lease) == "gone"
+    assert ledger.resting() == [] and confirmed_end(house.ctx, lease) == "gone"
     ledger.add(f"lease/{lease}", ev.LeaseCameBack(instance=machine(LIVE[0])))
-    assert ledger.state(f"lease/{lease}") == Lease.METERING and believed(house.ctx, lease) is None
+    assert ledger.state(f"lease/{lease}") == Lease.METERING and confirmed_end(house.ctx, lease) is None
     assert lease_now(house.ctx, lease).billed == 1.5
 
 

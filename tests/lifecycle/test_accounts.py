@@ -13,7 +13,7 @@ from gpuwarden.interfaces.results import torn_down
 from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.accounts import WHY, Match
-from gpuwarden.lifecycle.leases.meter import believed, look
+from gpuwarden.lifecycle.leases.meter import confirmed_end, poll_lease
 from gpuwarden.lifecycle.monitoring.check import CheckedJob, check
 from gpuwarden.lifecycle.monitoring.inventory import list_instances
 from gpuwarden.lifecycle.monitoring.watch import Watcher
@@ -109,7 +109,7 @@ async def test_a_key_swapped_during_a_teardown_does_not_complete_it(house: House
     for _ in range(4):
         house.clock.time += 60
         view = await proceed(house.ctx, view.record.id)
-    assert view.record.state is Teardown.EXECUTING and believed(house.ctx, view.record.lease) is None
+    assert view.record.state is Teardown.EXECUTING and confirmed_end(house.ctx, view.record.lease) is None
     assert UNPROVEN in torn_down(view).message and house.lives()
     house.clock.time += 600
     view = await proceed(house.ctx, view.record.id)
@@ -138,7 +138,7 @@ async def test_a_bill_for_a_gone_instance_does_not_count_as_a_sighting(house: Ho
     house.first.terminate(lease.instance_id)
     house.clock.time += 60
     for _ in range(3):
-        assert isinstance(await look(fresh, lease.id), Unknown)
+        assert isinstance(await poll_lease(fresh, lease.id), Unknown)
         house.clock.time += 60
     assert read_lease(fresh.ledger, lease.id).state is Lease.UNVERIFIED
     fresh.ledger.close()

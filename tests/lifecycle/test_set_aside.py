@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.artifacts.set_aside import bytes_replaced, drop_older
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.execution.relaunch import proven_copy
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.teardown.facts import whole_since_end
+from gpuwarden.lifecycle.teardown.facts import complete_copy
 from lifecycle_kit import prove, weights
 from pretend_machines import Processes
 from relaunch_kit import Allowed
@@ -176,7 +176,7 @@ async def test_a_copy_without_the_log_does_not_count_after_the_end(house: Allowe
     pulled = house.ctx.ledger.last(record.subject, ArtifactsPulled)
     assert record.state is Job.SUCCEEDED and pulled is not None
     house.ctx.ledger.add(record.subject, pulled.data)
-    assert copy_state(house.ctx, job) is Copy.PARTIAL and whole_since_end(house.ctx, record) is None
+    assert copy_state(house.ctx, job) is Copy.PARTIAL and complete_copy(house.ctx, record) is None
     await verify_job(house.ctx, job)
     assert copy_state(house.ctx, job) is Copy.PARTIAL
 

@@ -21,7 +21,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.accepting import fan_out
 from gpuwarden.lifecycle.fan_out.launching import advance_fan_out
-from gpuwarden.lifecycle.leases.meter import believed
+from gpuwarden.lifecycle.leases.meter import confirmed_end
 from gpuwarden.lifecycle.monitoring.check import cancel, check, pause
 from gpuwarden.lifecycle.records import read_job, read_lease
 from gpuwarden.lifecycle.submission.submit import submit
@@ -71,7 +71,7 @@ async def gone(ctx: Context, job: str) -> None:
         assert isinstance(ctx.clock, FakeClock)
         ctx.clock.time += 61
     await check(ctx, job)
-    assert read_lease(ctx.ledger, lease).state is Lease.STOPPED and believed(ctx, lease) == "gone"
+    assert read_lease(ctx.ledger, lease).state is Lease.STOPPED and confirmed_end(ctx, lease) == "gone"
 
 
 async def test_the_gate_refuses_outputs_without_a_store(ctx: Context) -> None:

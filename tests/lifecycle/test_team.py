@@ -31,7 +31,7 @@ from gpuwarden.lifecycle.records import read_job
 from gpuwarden.lifecycle.submission.submit import NeedsApproval, submit
 from gpuwarden.lifecycle.teardown.gate import approve, request
 from gpuwarden.lifecycle.teardown.passkeys import allow, allowed, passkeys, register
-from gpuwarden.people import acting_as, user_here
+from gpuwarden.people import acting_as, current_user
 from gpuwarden.rehearsal.model import Settings
 from http_kit import bearer, client, listening, serving, transport
 from lifecycle_kit import PLATFORM, launch, open_house, rent_cloud, work
@@ -89,10 +89,10 @@ async def test_an_ended_machine_stays_on_its_users_bill(house: Context) -> None:
 
 
 def test_a_process_acts_for_the_account_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = user_here()
+    before = current_user()
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "mallory")
-    assert user_here() == before
+    assert current_user() == before
     ctx = open_context("mcp", env={"GPUWARDEN_HOME": str(tmp_path / "h"), "GPUWARDEN_POLICY": str(empty(tmp_path))})
     assert ctx.ledger.acting == f"mcp/{before}"
 
@@ -134,7 +134,7 @@ async def test_a_job_over_http_belongs_to_the_tokens_user(
 async def test_a_token_belongs_to_the_user_named_at_the_terminal(house: Context) -> None:
     await create_token(house, "ci", ["read"], 30, Typed("yes"), person="alice")
     await create_token(house, "own", ["read"], 30, Typed("yes"))
-    assert {row.name: row.person for row in list_tokens(house).tokens} == {"ci": "alice", "own": user_here()}
+    assert {row.name: row.person for row in list_tokens(house).tokens} == {"ci": "alice", "own": current_user()}
     with pytest.raises(BadRequest):
         await create_token(house, "bad", ["read"], 30, Typed("yes"), person="al\nice")
 

@@ -25,7 +25,7 @@ from gpuwarden.core.errors import BadReply, BadRequest
 from gpuwarden.core.models import Artifact, Handle, Place
 from gpuwarden.core.safe_names import STAGING
 from gpuwarden.core.states import Job
-from gpuwarden.lifecycle.artifacts.seal_keys import believed, job_key
+from gpuwarden.lifecycle.artifacts.seal_keys import job_key, with_authentic_seals
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.remote.ssh.config import resolve
 from gpuwarden.remote.ssh.machine import Ssh
@@ -226,7 +226,7 @@ async def test_a_broken_seal_blames_the_machine_only_if_the_file_was_not_rewritt
     row["sealed_at"] = path.stat().st_mtime
     row["mac"] = seal_log.mac(job_key(house, "job").encode(), row)
     seal_log.add(Path(handle.run_dir) / "seals.jsonl", [row])
-    listed = believed(house, "job", await list_artifacts(backend, handle, ["o"]))
+    listed = with_authentic_seals(house, "job", await list_artifacts(backend, handle, ["o"]))
     assert listed.files[0].sealed_at
     if written:
         path.write_bytes(b"1" * size)

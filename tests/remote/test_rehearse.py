@@ -149,7 +149,7 @@ async def test_only_the_newest_questions_keep_their_script(ctx: Context, monkeyp
         ticket = await ticket_for(ctx, job(args=(str(number),)))
         os.utime(ctx.home / rehearsing.QUESTIONS / ticket, (number, number))
     assert len(os.listdir(ctx.home / rehearsing.QUESTIONS)) == 2
-    assert rehearsing.whole_script(ctx, rehearsing.asked_for(ctx, ticket)) == SCRIPT
+    assert rehearsing.question_script(ctx, rehearsing.question_for(ctx, ticket)) == SCRIPT
 
 
 async def test_the_approver_is_shown_how_much_was_omitted(ctx: Context, wording: Wording) -> None:

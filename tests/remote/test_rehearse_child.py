@@ -23,7 +23,7 @@ from gpuwarden.remote.first_step.child.main import ended
 from gpuwarden.remote.first_step.child.record import Enough, Record, Stopped
 from gpuwarden.remote.first_step.child.small_models import HEAD, HEADS, WIDTH, lowered, shrink
 from gpuwarden.remote.first_step.child.trainers import EVALUATED, few
-from gpuwarden.remote.first_step.child.verdict import is_wrong, judge, judge_caught, stopped
+from gpuwarden.remote.first_step.child.verdict import is_code_error, judge, judge_caught, stopped
 from wording import Wording
 
 STEP = """
@@ -190,7 +190,7 @@ class Net:
 )
 def test_a_caught_error_is_recorded_if_the_code_is_wrong_or_a_save_fails(body: str, noted: str) -> None:
     record = Record({})
-    functions = watchers(record, lambda e: is_wrong(record, e), lambda e: not stopped(record, e))
+    functions = watchers(record, lambda e: is_code_error(record, e), lambda e: not stopped(record, e))
     with contextlib.suppress(SystemExit):
         exec(
             compile(watch(ast.parse(body)), "script.py", "exec"), {"net": Net(), "print": lambda *a: None, **functions}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.core.errors import BadRequest
-from gpuwarden.lifecycle.submission.bundling import script_file, whole_script
+from gpuwarden.lifecycle.submission.bundling import script_file, with_trainer_package
 from gpuwarden.static_analysis.bundle import bundled, shipped_files, shipped_package, split
 from gpuwarden.static_analysis.script import parse_bundle, read_script
 from gpuwarden.static_analysis.shipped_trainers import trainer, trainer_names
@@ -76,22 +76,22 @@ def test_a_traceback_shows_the_bundled_source_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", FORMS.values(), ids=FORMS)
 def test_a_script_is_restored_and_runs(tmp_path: Path, script: str) -> None:
-    text = whole_script(script)
+    text = with_trainer_package(script)
     bundle, _, _ = parse_bundle(text)
     assert bundle.script.removesuffix("\n") == script.removesuffix("\n")
     assert bundle.sources == shipped_package()
     assert run(tmp_path, together(script)).stdout.startswith("6")
-    assert whole_script(text) == text, "a bundle is not bundled again"
+    assert with_trainer_package(text) == text, "a bundle is not bundled again"
 
 
 def test_a_script_without_the_package_is_not_changed() -> None:
     for text in ("import torch\n", 'x = """\nimport gputrain\n"""\n', "import gputrainer\n", "import gputrain as (\n"):
-        assert whole_script(text) == text
+        assert with_trainer_package(text) == text
 
 
 def test_a_script_whose_header_lists_the_package_is_unchanged() -> None:
     text = SCRIPT.replace("[]", '["gputrain>=1"]')
-    assert whole_script(text) == text
+    assert with_trainer_package(text) == text
 
 
 CHANGES: dict[str, Callable[[str], str]] = {
@@ -114,7 +114,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
 def test_a_package_modified_inside_the_bundle_is_an_error(change: Callable[[str], str]) -> None:
     text = change(together())
     assert text != together()
-    assert read_script(text).error and whole_script(text) == text
+    assert read_script(text).error and with_trainer_package(text) == text
 
 
 def test_bundled_package_code_is_analyzed() -> None:
@@ -145,30 +145,30 @@ def test_a_changed_package_is_analyzed_whole_and_marked(script: str, package: di
 
 
 def test_a_lazy_import_of_a_shipped_module_is_analyzed() -> None:
-    facts = read_script(whole_script("def main():\n    from gputrain.text import lora\n\nmain()\n"))
+    facts = read_script(with_trainer_package("def main():\n    from gputrain.text import lora\n\nmain()\n"))
     assert "peft" in facts.third_party and not facts.uses.unseen
 
 
 def test_unreached_functions_of_the_shipped_package_are_ignored() -> None:
-    facts = read_script(whole_script("from gputrain.smoke import write_detector\n\nwrite_detector('m')\n"))
+    facts = read_script(with_trainer_package("from gputrain.smoke import write_detector\n\nwrite_detector('m')\n"))
     assert "transformers" in facts.third_party and not {"peft", "PIL"} & set(facts.third_party)
-    facts = read_script(whole_script("from gputrain.smoke import smoke_pictures as made\n\nmade(None, None)\n"))
+    facts = read_script(with_trainer_package("from gputrain.smoke import smoke_pictures as made\n\nmade(None, None)\n"))
     assert "PIL" in facts.third_party, "through a function that it calls"
-    facts = read_script(whole_script("from gputrain import smoke\n\ngetattr(smoke, 'write_adapter')('m')\n"))
+    facts = read_script(with_trainer_package("from gputrain import smoke\n\ngetattr(smoke, 'write_adapter')('m')\n"))
     assert "peft" in facts.third_party, "by a name in a string"
 
 
 def test_names_shared_with_the_package_keep_the_scripts_meaning() -> None:
     script = "from gputrain.training import run\nfrom transformers import AutoModel\nMODEL = 'Qwen/Qwen3-0.6B'\n"
-    uses = read_script(whole_script(script + "AutoModel.from_pretrained(MODEL)\n")).uses
+    uses = read_script(with_trainer_package(script + "AutoModel.from_pretrained(MODEL)\n")).uses
     assert [repo.id for repo in uses.repos] == ["Qwen/Qwen3-0.6B"]
     pushing = "def push(model):\n    model.push_to_hub('me/x')\n\npush(AutoModel.from_pretrained(MODEL))\n"
-    assert "me/x" in {push.target for push in read_script(whole_script(script + pushing)).uses.pushes}
+    assert "me/x" in {push.target for push in read_script(with_trainer_package(script + pushing)).uses.pushes}
 
 
 @pytest.mark.parametrize("line", ["from gputrain.nosuch import x", "import gputrain.nosuch", "import gputrain.rows.x"])
 def test_a_missing_package_module_is_an_error(line: str) -> None:
-    assert "gputrain." in str(read_script(whole_script(f"{line}\n")).error)
+    assert "gputrain." in str(read_script(with_trainer_package(f"{line}\n")).error)
 
 
 def test_future_imports_of_a_script_do_not_affect_the_package(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_future_imports_of_a_script_do_not_affect_the_package(tmp_path: Path) ->
 
 def test_a_script_with_a_deeply_nested_header_is_unchanged() -> None:
     text = f"# /// script\n# x = {'[' * 900}{']' * 900}\n# ///\nimport gputrain.rows\n"
-    assert whole_script(text) == text
+    assert with_trainer_package(text) == text
 
 
 def test_a_broken_package_is_an_error() -> None:
@@ -234,4 +234,4 @@ def test_a_trainer_is_bundled_from_its_file_and_the_package(name: str) -> None:
     found = trainer(name)
     bundle = split(found.text)
     assert bundle.script == found.source and bundle.sources == shipped_package()
-    assert whole_script(found.source) == found.text
+    assert with_trainer_package(found.source) == found.text

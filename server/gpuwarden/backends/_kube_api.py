@@ -233,7 +233,7 @@ class KubeApi:
         from urllib3.exceptions import HTTPError
 
         try:
-            raw = _whole(ask(**given, _preload_content=False, _request_timeout=CALL_S))
+            raw = _read_reply(ask(**given, _preload_content=False, _request_timeout=CALL_S))
         except ApiException as refused:
             raise _error(refused, self.context) from refused
         except (HTTPError, OSError) as lost:
@@ -252,7 +252,7 @@ class KubeApi:
         return found
 
 
-def _whole(response: Any) -> bytes:
+def _read_reply(response: Any) -> bytes:
     """Read a complete reply. Raises OSError if it exceeds `MOST_REPLY` bytes or `REPLY_S` seconds."""
     raw, end = bytearray(), time.monotonic() + REPLY_S
     for piece in response.stream(1 << 20):

@@ -58,7 +58,7 @@ def read_limits(found: Mapping[str, Any], request: EngineRequest) -> EngineLimit
         accounts=policy.accounts,
         qos=policy.qos,
         ceilings=policy.ceilings,
-        max_array=_whole(config.get("MaxArraySize")),
+        max_array=_leading_number(config.get("MaxArraySize")),
         requeue_s=requeue_delay(config.get("AuthInfo", "")),
         refusal="" if policy.explains(refusal, request) else refusal,
         unread=policy.unread,
@@ -181,13 +181,13 @@ def _queue(row: Mapping[str, str], config: Mapping[str, str], preemption: str, m
         state=line(row.get("State", ""), 40),
         max_s=seconds(row.get("MaxTime")),
         default_s=seconds(row.get("DefaultTime")),
-        max_nodes=_whole(row.get("MaxNodes")),
-        nodes=_whole(row.get("TotalNodes")),
+        max_nodes=_leading_number(row.get("MaxNodes")),
+        nodes=_leading_number(row.get("TotalNodes")),
         cpus=machines.get("cpus"),
         memory_mb=machines.get("memory_mb"),
         gpus=machines.get("gpus"),
         preempts=preempts,
-        grace_s=_whole(row.get("GraceTime")),
+        grace_s=_leading_number(row.get("GraceTime")),
         accounts=_admitted(row.get("AllowAccounts")),
         qos=_admitted(row.get("AllowQos")),
         own_qos=line("" if row.get("QoS") in (None, "N/A", "(null)") else row["QoS"], 80),
@@ -203,7 +203,7 @@ def _nodes(text: str | None) -> dict[str, dict[str, Any]]:
             return {}
         most = found.setdefault(fields[0].rstrip("*"), {"cpus": None, "memory_mb": None, "gpus": {}})
         for name, text_value in (("cpus", fields[2]), ("memory_mb", fields[3])):
-            value = _whole(text_value.rstrip("+"))
+            value = _leading_number(text_value.rstrip("+"))
             most[name] = max(most[name] or 0, value) if value else most[name]
         for kind, count in gpus_of(fields[1]):
             most["gpus"][kind] = max(most["gpus"].get(kind, 0), count)
@@ -228,7 +228,7 @@ def _admitted(text: str | None) -> tuple[str, ...] | None:
     return None if text in (None, "ALL", "N/A", "(null)") else tuple(line(name, 80) for name in (text or "").split(","))
 
 
-def _whole(text: str | None) -> int | None:
+def _leading_number(text: str | None) -> int | None:
     """Parse the number at the start of a string.
 
     Return None if the string has no number there, and `UNLIMITED` for the word UNLIMITED.

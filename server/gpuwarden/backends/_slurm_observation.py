@@ -31,7 +31,7 @@ _ENDS: Final[dict[str, tuple[Job, Code]]] = {
 def observation(status: Mapping[str, Any], row: Row | None) -> Observation:
     """Return the observation of one job, based on the poll of its run folder and on Slurm's row."""
     there = status.get("folder") == "present"
-    if row is None and unfinished(status) and _goes_on(status):
+    if row is None and unfinished(status) and _recently_running(status):
         # The list may come from another cluster, for example behind a tunnel, or the engine may have lost its records.
         unlisted = _because(Job.UNKNOWN, because(Code.UNLISTED))
         return _plain(launch.observation(status)).model_copy(update=unlisted)
@@ -64,7 +64,7 @@ def unfinished(status: Mapping[str, Any]) -> bool:
     return status.get("folder") == "present" and status.get("state") == "running"
 
 
-def _goes_on(status: Mapping[str, Any]) -> bool:
+def _recently_running(status: Mapping[str, Any]) -> bool:
     """Return whether the runner recently recorded that the job is running. The job itself could forge the time."""
     seen = launch.observation({**status, "alive": True, "child_alive": True})
     recent = seen.last_beat_at is not None and abs(seen.at - seen.last_beat_at) <= MOST_SILENCE_S

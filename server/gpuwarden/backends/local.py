@@ -41,7 +41,7 @@ from gpuwarden.remote.runner_bundle import MODULES
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.imports import modules_not_found
-from gpuwarden.remote.sandbox.words import Kind, words
+from gpuwarden.remote.sandbox.words import Kind, sandbox_arguments
 
 LOW_DISK = 1 << 30
 # Variables that most programs need. None of them contains a token or a key.
@@ -176,7 +176,7 @@ class LocalBackend(MachineBackend):
         name, content = boxes.init_source()
         _put_files(place, Path(run_dir), {name: content})
         boxes.prepare(box)
-        before = words(found, box, boxes.system(), f"{box.run_dir}/{name}", spec["grace_s"])
+        before = sandbox_arguments(found, box, boxes.system(), f"{box.run_dir}/{name}", spec["grace_s"])
         return {
             **spec,
             **self.mapping(place),

@@ -61,7 +61,7 @@ def examine(path: Path, ask: ExamineOptions) -> Findings:
     # `path` itself may be a link, because the caller chose it. Links inside a folder may be hostile.
     real = Path(os.path.realpath(path))
     ask.expect(real.stat().st_size if real.is_file() else 0)
-    entry = look(real, path.name, ask)
+    entry = examine_file(real, path.name, ask)
     entry.adopt(unreadable)
     found = Findings(real, {path.name: entry}, None, [], manifests=manifests, open=ask.open, content=ask.content)
     data_arrays.judge(found)
@@ -89,7 +89,7 @@ def examine_tree(tree: Tree, ask: ExamineOptions) -> Findings:
     )
 
     def one(name: str, how: ExamineOptions) -> Entry | None:
-        return None if ask.budget and ask.budget.spent else look(found.place(name), name, how)
+        return None if ask.budget and ask.budget.spent else examine_file(found.place(name), name, how)
 
     looked = {n: one(n, ask) for n in together}
     alone = replace(ask, threads=1)
@@ -170,14 +170,14 @@ def judge(found: Findings) -> None:
             found.judgements.append(judgement)
 
 
-def look(path: Path, name: str, ask: ExamineOptions) -> Entry:
+def examine_file(path: Path, name: str, ask: ExamineOptions) -> Entry:
     """Examine one file. Reader errors are recorded as findings and never raised."""
     entry = Entry(name, temporary=temporary(name))
     try:
         with ask.open(path, name) as source:
             entry.size = source.size
             source.took = ask.budget.take if ask.budget else None  # so that a reader can't exceed the budget
-            _look(source, entry, ask)
+            _examine(source, entry, ask)
             if source.changed():
                 entry.doubt("was written to while it was read", Cause.CHANGING)
     except Broken as why:
@@ -191,7 +191,7 @@ def look(path: Path, name: str, ask: ExamineOptions) -> Entry:
     return entry
 
 
-def _look(source: Source, entry: Entry, ask: ExamineOptions) -> None:
+def _examine(source: Source, entry: Entry, ask: ExamineOptions) -> None:
     expected = ask.expected.get(entry.path)
     head = source.head()
     if expected and expected.size != source.size:

@@ -71,7 +71,7 @@ def verify(
     """
     path = usable(path)
     ask = ExamineOptions(level is not Level.STRUCTURE, threads, limits or Limits(), progress=progress, budget=budget)
-    ask = replace(ask, expected=expected or {}, ours=_left_by_a_pull)
+    ask = replace(ask, expected=expected or {}, ours=_pull_files)
     found, extra = _examine(path, level, manifest, under, ask)
     if level in (Level.LOAD, Level.RESUME):
         good = [e for e in found.entries.values() if e.verdict == Verdict.PROVEN]
@@ -152,7 +152,7 @@ class _Extra(Evidence):
         self.not_checked: list[str] = []
 
 
-def _left_by_a_pull(tree: Tree) -> frozenset[str]:
+def _pull_files(tree: Tree) -> frozenset[str]:
     """Return the files that a pull adds to the artifacts: its lock, the file with the job id, and the job's log."""
     found: set[str] = set()
     for folder in tree.folders:
@@ -177,7 +177,7 @@ def _examine(
         return found, extra
     listed = manifests.expected((f.model_dump() for f in manifest.files), under)
     # If an output has the same name as the log, a pull stores the log elsewhere.
-    ask = replace(ask, expected=listed, only=frozenset(listed), ours=lambda tree: _left_by_a_pull(tree) - listed.keys())
+    ask = replace(ask, expected=listed, only=frozenset(listed), ours=lambda tree: _pull_files(tree) - listed.keys())
     found = examine(path, ask)
     gone = sorted(n for n in listed if n not in found.entries)
     if gone:

@@ -71,7 +71,7 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
     return found
 
 
-def ends_whole(source: Source) -> bool:
+def is_complete(source: Source) -> bool:
     """Return true if the archive is not truncated: it has an end record, which points into the archive."""
     try:
         end, (_, _, _, _, size, offset, comment) = _end_record(source)

@@ -18,14 +18,14 @@ M = TypeVar("M", bound=BaseModel)
 
 def build(model: type[M], values: Mapping[str, Any]) -> M:
     """Build a model from unvalidated values. Raises BadRequest with the names of invalid fields, not their values."""
-    need_whole(values)
+    check_texts(values)
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise bad_arguments(error) from error
 
 
-def need_whole(values: Mapping[str, Any], most: float = math.inf) -> None:
+def check_texts(values: Mapping[str, Any], most: float = math.inf) -> None:
     """Raise BadRequest if text can't be encoded as UTF-8, or if all values together exceed `most` bytes."""
     left = most
     for name, value in values.items():
@@ -49,7 +49,7 @@ def bad_arguments(error: ValidationError) -> BadRequest:
     parts, fixes = [], []
     for found in error.errors(include_url=False, include_context=False, include_input=False)[:5]:
         name = ".".join(str(p) for p in found["loc"]) or "the arguments"
-        parts.append(f"{line(name, 80)}: {line(in_words(found['type'], found['msg']))}")
+        parts.append(f"{line(name, 80)}: {line(describe_error(found['type'], found['msg']))}")
         if found["type"] == "extra_forbidden":
             fixes.append(do(Action.LEAVE_OUT_ARGUMENT, name=line(found["loc"][0], 80)))
         elif found["loc"]:
@@ -57,7 +57,7 @@ def bad_arguments(error: ValidationError) -> BadRequest:
     return BadRequest("; ".join(parts), ("Nothing was done.", *fixes, do(Action.RETRY)))
 
 
-def in_words(kind: str, message: str) -> str:
+def describe_error(kind: str, message: str) -> str:
     """Return a pydantic error in plain language."""
     words = {"extra_forbidden": "unknown field", "missing": "it is missing"}
     return words.get(kind, message.removeprefix("Value error, "))

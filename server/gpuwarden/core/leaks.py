@@ -89,7 +89,7 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[int, str]]:
         glued = programs & {"sshpass", "mysql", "mysqldump", "mariadb"}
         if glued and value.startswith("-p") and _is_value(value[2:]):
             yield at, f"a password for {min(glued)}"
-        elif _is_value(value) and (what := _taken(programs, before, value)):
+        elif _is_value(value) and (what := _secret_in_argument(programs, before, value)):
             yield at, what
 
 
@@ -126,7 +126,7 @@ def _marked(text: str) -> Iterator[str]:
         yield "a key in a URL"
 
 
-def _taken(words: set[str], before: str, value: str) -> str:
+def _secret_in_argument(words: set[str], before: str, value: str) -> str:
     """Return a description of the secret in an argument, given the argument before it; empty if there is none."""
     if "sshpass" in words and before == "-p" and not re.fullmatch(r"\d{1,5}", value):  # for ssh, `-p` is a port
         return "a password for sshpass"

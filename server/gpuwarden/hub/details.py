@@ -53,7 +53,7 @@ async def repo_details(
     found: dict[str, Repo] = {}
 
     async def one(repo_id: str) -> None:
-        repo = await look(hub, repo_id, "dataset" if type is None and set(operations) - {"overview"} else type)
+        repo = await read_repo(hub, repo_id, "dataset" if type is None and set(operations) - {"overview"} else type)
         if repo.type == "dataset" and repo.exists:
             repo = await _rows(hub, repo, operations, config=config, split=split, offset=offset, limit=limit)
         found[repo_id] = repo
@@ -65,7 +65,7 @@ async def repo_details(
     return RepoAnswer(repos=repos, requests=hub.requests - before, note=hub.note)
 
 
-async def look(
+async def read_repo(
     hub: HubClient,
     repo_id: str,
     type: RepoType | None = None,  # noqa: A002
@@ -77,7 +77,7 @@ async def look(
             id=line(repo_id, 120), type=type, status="error", why="this is not a repo id; use the form owner/name"
         )
     try:
-        return await _look(hub, repo_id, type, most_files)
+        return await _read_repo(hub, repo_id, type, most_files)
     except RateLimited as limited:
         when = f" Try again in {limited.after_s:.0f} s." if limited.after_s else ""
         return Repo(id=repo_id, type=type, status="error", why=limited.message + "." + when)
@@ -85,7 +85,7 @@ async def look(
         return Repo(id=repo_id, type=type, status="error", why=error.message)
 
 
-async def _look(hub: HubClient, repo_id: str, type: RepoType | None, most_files: int) -> Repo:  # noqa: A002
+async def _read_repo(hub: HubClient, repo_id: str, type: RepoType | None, most_files: int) -> Repo:  # noqa: A002
     kinds: tuple[RepoType, ...] = (type,) if type else ("model", "dataset")
     replies: dict[RepoType, HubResponse] = {}
     failures: list[WardenError] = []

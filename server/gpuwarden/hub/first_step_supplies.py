@@ -19,7 +19,7 @@ from gpuwarden.core.repos import Config
 from gpuwarden.core.safe_names import local_name
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.hub.details import look
+from gpuwarden.hub.details import read_repo
 from gpuwarden.static_analysis.hub_references import RepoUse
 
 MOST_REPOS: Final = 24
@@ -58,7 +58,7 @@ async def bring(uses: Iterable[RepoUse], config: HubConfig, *, clock: Clock | No
 async def _model(hub: HubClient, name: str, found: Supplies) -> None:
     files: dict[str, bytes] = {}
     try:
-        repo = await look(hub, name, "model", most_files=2_000)
+        repo = await read_repo(hub, name, "model", most_files=2_000)
         left = MOST_BYTES
         for file in [f for f in repo.files if wanted(f.path)][:MOST_FILES] if repo.readable else ():
             if file.size is not None and file.size <= left:
@@ -124,7 +124,7 @@ async def _dataset(hub: HubClient, name: str, found: Supplies) -> None:
         listed = await viewer.structure(hub, name)
         now = name
         if not listed.configs:  # the viewer lists a renamed dataset only under its new name
-            now = (await look(hub, name, "dataset", most_files=1)).id_now or name
+            now = (await read_repo(hub, name, "dataset", most_files=1)).id_now or name
             listed = await viewer.structure(hub, now) if now != name else listed
         configs = {c.name: {"splits": s} for c in listed.configs[:MOST_CONFIGS] if (s := await _splits(hub, now, c))}
     except WardenError:

@@ -14,7 +14,7 @@ from gpuwarden.core.models import Answer, JobSpec, Known, Unknown
 from gpuwarden.core.repos import REPO_ID, Repo
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.hub.details import look
+from gpuwarden.hub.details import read_repo
 from gpuwarden.hub.facts import Account, HubFacts, RepoFact
 from gpuwarden.static_analysis.estimate.shape import Shape, shape_of
 from gpuwarden.static_analysis.hub_references import RepoUse
@@ -41,7 +41,7 @@ async def hub_facts(
         account: Answer[Account] | None = None
 
         async def one(use: RepoUse) -> None:
-            repo = await look(hub, use.id, use.type, most_files=2_000)
+            repo = await read_repo(hub, use.id, use.type, most_files=2_000)
             if use.role == "data" and repo.exists:
                 repo = repo.model_copy(update={"structure": await viewer.structure(hub, repo.id_now or repo.id)})
             found[use] = repo

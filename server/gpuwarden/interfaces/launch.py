@@ -56,7 +56,7 @@ def in_cache() -> bool:
     return "archive-v0" in Path(sys.prefix).parts
 
 
-def from_here(client: str, version: str) -> Run:
+def own_command(client: str, version: str) -> Run:
     """Return the command that starts this server, or that downloads it again if it is in uv's cache."""
     if in_cache():
         return from_source(client, version)

@@ -249,7 +249,7 @@ class Reading:
 
     def _gone(self, raised: RaisedException) -> MissingName | None:
         """Return the name that an exception reports as missing, with the calls in its traceback's source lines."""
-        found = gone(raised.message)
+        found = missing_name(raised.message)
         if found is None:
             return None
         source = [line.body for line in self.lines[self._at[raised.first] : self._at[raised.at]]]
@@ -272,7 +272,7 @@ class Reading:
         return Outcome.RUNNING if len(different) >= CONTINUED else Outcome.UNKNOWN
 
 
-def gone(message: str) -> MissingName | None:
+def missing_name(message: str) -> MissingName | None:
     """Return the attribute, keyword or name that an exception's message reports as missing."""
     for kind, shape in marks.GONE:
         if found := shape.search(message):

@@ -158,11 +158,11 @@ class _Middle:
         parts: list[bytes] = []
         at = 0
         for line, found in (*self.first, *self.last):
-            parts += [_left_out(line - at), found]
+            parts += [_omission_line(line - at), found]
             at = line + found.count(b"\n")
-        return b"".join((*parts, _left_out(self.lines - at)))
+        return b"".join((*parts, _omission_line(self.lines - at)))
 
 
-def _left_out(lines: int) -> bytes:
+def _omission_line(lines: int) -> bytes:
     """Return a line that states how many lines were omitted, or empty lines if there are fewer than three."""
     return b"\n" * lines if lines < 3 else f"\n{LEFT_OUT}{lines - 2}\n".encode()

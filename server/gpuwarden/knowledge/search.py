@@ -311,8 +311,8 @@ def search(catalogue: Catalogue, query: str, limit: int = 5) -> tuple[Hit, ...]:
         found.append(by_id[match.id].model_copy(update=update))
     if not causes and not went_well:
         causes += _of_a_release(by_id, reading)
-    words = "" if went_well else _words(query, reading)
-    worded = list(islice(_by_words(index_of(catalogue), words), max(2 * limit, SPEAK_FOR)))
+    words = "" if went_well else _searched_part(query, reading)
+    worded = list(islice(_matches_by_words(index_of(catalogue), words), max(2 * limit, SPEAK_FOR)))
     spoken_for = {hit.id for hit in worded[:SPEAK_FOR]} & {hit.id for hit in follow_ups}
     ahead = [] if causes or spoken_for else worded[:1]
     ids = [
@@ -347,7 +347,7 @@ def _of_a_release(by_id: dict[str, Hit], reading: Reading) -> Iterator[Hit]:
         yield by_id[key].model_copy(update={"score": SIGNATURE_SCORE, "how": "signature", "lines": (line,)})
 
 
-def _words(query: str, reading: Reading) -> str:
+def _searched_part(query: str, reading: Reading) -> str:
     """Return the part of a text to search by words: the end of a plain log, or the main part of any other text."""
     failure = reading.failure
     if failure.exception is not None and all(line.text[:1].isspace() for line in reading.lines[:-1]):
@@ -375,7 +375,7 @@ def both_ends(query: str) -> str:
     return "\n".join((*lines[: MAX_LINES // 2], *lines[-MAX_LINES // 2 :]))
 
 
-def _by_words(index: Index, words: str) -> Iterator[Hit]:
+def _matches_by_words(index: Index, words: str) -> Iterator[Hit]:
     """Yield the matches by words, best first, with only the best section of each page."""
     pages: set[str] = set()
     for score, coverage, document in index.ranked(words):

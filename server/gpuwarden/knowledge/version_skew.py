@@ -17,7 +17,7 @@ from gpuwarden.core.models import Frozen
 from gpuwarden.knowledge.diagnosis import Certainty
 from gpuwarden.knowledge.failure import Failure, MissingName
 from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, LOADING, NAMES
-from gpuwarden.static_analysis.signatures.history import ever, minor, nearest
+from gpuwarden.static_analysis.signatures.history import argument_history, minor, nearest
 from gpuwarden.static_analysis.signatures.members import members
 from gpuwarden.static_analysis.signatures.resolve import Installed
 from gpuwarden.static_analysis.signatures.tables import Table, canonical, package_of, packages, table, version
@@ -236,7 +236,7 @@ def _argument(gone: MissingName, near: frozenset[str]) -> Iterator[_Fact]:
 
 
 def _accepted(package: str, dotted: str, argument: str) -> _Fact | None:
-    known = ever(dotted, argument)
+    known = argument_history(dotted, argument)
     name = f"{dotted}.{argument}"
     if not known.existed:
         signature = Installed({name: len(_releases(name)) - 1 for name in packages()}).signature(dotted)

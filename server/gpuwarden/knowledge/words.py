@@ -88,12 +88,12 @@ def tokens(text: str) -> list[str]:
         parts = word.split("_")
         if len(parts) > 1:
             found.append(word)
-        found += [stem(part) for part in parts if part not in STOP and _keeps(part)]
+        found += [stem(part) for part in parts if part not in STOP and _is_topical(part)]
     return found
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _keeps(part: str) -> bool:
+def _is_topical(part: str) -> bool:
     """Return false for single letters, long numbers and hashes, which never indicate the topic of a text."""
     if part.isdigit():
         return len(part) <= 5

@@ -249,7 +249,7 @@ def fold_job(job_id: str, events: Events, lease_events: Events) -> JobRecord | N
     here = events[max(0, _at(events, JobProvisioning)) :]  # launches on earlier machines are ignored
     submitted = latest(here, JobSubmitted)
     handle = submitted.handle if submitted else None
-    doubt = _doubt(lease_events) if moved.state == Job.PROVISIONING else None
+    doubt = _unresolved_refusal(lease_events) if moved.state == Job.PROVISIONING else None
     refused = because(Code.REFUSAL_UNSETTLED, message=doubt.why) if doubt else None
     places = (e.data.place for e in reversed(here) if isinstance(e.data, JobSubmitting))
     place = next((place for place in places if place is not None), None)
@@ -311,7 +311,7 @@ def _at(events: Events, kind: type[Body]) -> int:
     return next((n for n in reversed(range(len(events))) if isinstance(events[n].data, kind)), -1)
 
 
-def _doubt(lease_events: Events) -> CreateDoubted | None:
+def _unresolved_refusal(lease_events: Events) -> CreateDoubted | None:
     """Return the event that records the platform's refusal, if it is not yet known whether a machine exists."""
     moves = _moved(lease_events)
     open_still = bool(moves) and moves[-1].state == Lease.UNVERIFIED and not answers(lease_events)

@@ -21,7 +21,7 @@ from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import Body
 from gpuwarden.ledger.opening import open_database
 from gpuwarden.ledger.reading import Reader
-from gpuwarden.ledger.trouble import Trouble, trouble_of
+from gpuwarden.ledger.trouble import Trouble, integrity_problem
 from gpuwarden.people import acting
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Ledger(Reader):
 
     def trouble(self) -> Trouble | None:
         """Return the ledger's integrity problem, such as lost events, or None."""
-        return trouble_of(self._db, self._head)
+        return integrity_problem(self._db, self._head)
 
     def lock(self, name: str) -> FileLock | None:
         """Acquire a lock that all processes using this ledger share. Return None if another process holds it."""

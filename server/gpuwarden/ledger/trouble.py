@@ -63,7 +63,7 @@ _HINTS: Final[dict[Code, str]] = {
 }
 
 
-def trouble_of(db: Database, file: HeadFile) -> Trouble | None:
+def integrity_problem(db: Database, file: HeadFile) -> Trouble | None:
     """Return a ledger's integrity problem, or None. The head is read before the events, so it is not newer."""
     if not db.in_place():
         return Trouble("moved")

@@ -180,7 +180,11 @@ class _Group:
             return await talk.ask("listen", address=best[talk.name].address, port=port, token=self._token)
 
         ears, _ = await _each(talks, listen)
-        heard = {name: ear for name, ear in ears.items() if whole(ear.get("tcp")) and whole(ear.get("udp"))}
+        heard = {
+            name: ear
+            for name, ear in ears.items()
+            if integer_or_none(ear.get("tcp")) and integer_or_none(ear.get("udp"))
+        }
         targets = {name: [b for a, b in ways_between(there, facts.head) if a == name and b in heard] for name in there}
 
         async def look(talk: NodeTalk) -> list[NetworkPath]:
@@ -213,8 +217,8 @@ class _Group:
             reached=found["reached"] and not moved if isinstance(found.get("reached"), bool) else None,
             error="OTHER_ADDRESS" if moved else line(found.get("error", ""), 60),
             mtu=own.mtu,
-            passes=whole(found.get("passes")),
-            limit=whole(found.get("limit")),
+            passes=integer_or_none(found.get("passes")),
+            limit=integer_or_none(found.get("limit")),
         )
 
     async def reduce(self, facts: GroupFacts) -> GroupFacts:
@@ -248,7 +252,7 @@ class _Group:
         return replace(facts, sum=AllReduce(backend, wanted.size, {name: ranks[name] for name in able}))
 
 
-def whole(value: object) -> int | None:
+def integer_or_none(value: object) -> int | None:
     """Return a value from an agent's response if it is an integer, else None."""
     return value if type(value) is int else None
 

@@ -286,7 +286,7 @@ class ApiClient:
                         },
                     )
                     response = await client.send(request, stream=True)
-                    return await _whole(response, f"{self.api.platform}, {method} {path}", self.clock.now())
+                    return await _complete_reply(response, f"{self.api.platform}, {method} {path}", self.clock.now())
         except TimeoutError:
             return silence
         except httpx2.HTTPError as error:
@@ -304,7 +304,7 @@ class ApiClient:
         )
 
 
-async def _whole(response: httpx2.Response, what: str, now: float) -> ApiResponse | Unknown:
+async def _complete_reply(response: httpx2.Response, what: str, now: float) -> ApiResponse | Unknown:
     """Return the complete reply, or Unknown if it is too long."""
     raw = bytearray()
     async for piece in response.aiter_bytes():
@@ -349,7 +349,7 @@ def readable(rows: Iterable[object], shape: type[T]) -> list[T]:
     return [row for row in rows if isinstance(row, shape)]
 
 
-def odd_instance(ident: str, token: str, platform: str) -> Instance:
+def unclear_instance(ident: str, token: str, platform: str) -> Instance:
     """Return an UNCLEAR instance for a row with only an id and a name. It may be running, so it counts as billed."""
     why = f"{platform} lists the instance, but only its id and name could be read"
     return Instance(id=ident, token=token, state=InstanceState.UNCLEAR, why=why)

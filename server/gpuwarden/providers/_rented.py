@@ -109,7 +109,7 @@ class HttpProvider:
             return Unknown(f"{self.api.platform} was asked for {id} but returned another instance")
         if seen is not None and seen.state is not InstanceState.GONE:
             return answer
-        there = await agreed_gone(id, self.list, message or f"{self.api.platform} reports that {id} is gone")
+        there = await confirmed_absent(id, self.list, message or f"{self.api.platform} reports that {id} is gone")
         if isinstance(there, Unknown) or there.value is not None:
             return there
         return Known(await self.bill(id, seen.token if seen else "") or seen)
@@ -237,7 +237,7 @@ class HttpProvider:
         )
 
 
-async def agreed_gone(
+async def confirmed_absent(
     id: str,  # noqa: A002
     listing: Callable[[], Awaitable[Answer[tuple[Instance, ...]]]],
     message: str,

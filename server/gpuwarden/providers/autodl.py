@@ -37,7 +37,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Severity
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import authorize_key
-from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id, odd_instance, readable
+from gpuwarden.providers._http import Api, ApiResponse, Ident, ResponseModel, is_safe_id, readable, unclear_instance
 from gpuwarden.providers._rented import (
     MAX_PAGES,
     Findings,
@@ -311,7 +311,7 @@ class AutoDL(HttpProvider):
     def _view(self, row: _Row | _RowId) -> Instance:
         token = self._tokens[row.uuid] = self.token_in(row.name)
         if not isinstance(row, _Row) or row.status not in STATES:
-            return odd_instance(row.uuid, token, self.api.platform)
+            return unclear_instance(row.uuid, token, self.api.platform)
         state, meter = STATES[row.status]
         return Instance(
             id=row.uuid,

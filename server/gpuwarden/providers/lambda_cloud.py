@@ -32,8 +32,8 @@ from gpuwarden.providers._http import (
     Readable,
     ResponseModel,
     is_safe_id,
-    odd_instance,
     readable,
+    unclear_instance,
 )
 from gpuwarden.providers._rented import (
     DURABLE_NAME,
@@ -372,7 +372,7 @@ class LambdaCloud(HttpProvider):
 
     def _view(self, i: _Instance | _InstanceId) -> Instance:
         if not isinstance(i, _Instance):
-            return odd_instance(i.id, self.token_in(i.name), self.api.platform)
+            return unclear_instance(i.id, self.token_in(i.name), self.api.platform)
         state, meter = STATES[i.status]
         why = f"status {i.status}"
         if i.status == "unhealthy":

@@ -39,8 +39,8 @@ from gpuwarden.providers._http import (
     Readable,
     ResponseModel,
     is_safe_id,
-    odd_instance,
     readable,
+    unclear_instance,
 )
 from gpuwarden.providers._rented import MAX_PAGES, Findings, HttpProvider, epoch, gpu_matches, no_such, positive_price
 
@@ -360,7 +360,7 @@ class Paperspace(HttpProvider):
 
     def _view(self, m: _Machine | _MachineId) -> Instance:
         if not isinstance(m, _Machine):
-            return odd_instance(m.id, self.token_in(m.name), self.api.platform)
+            return unclear_instance(m.id, self.token_in(m.name), self.api.platform)
         state, meter = STATES[m.state]
         return Instance(
             id=m.id,

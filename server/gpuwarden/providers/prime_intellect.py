@@ -34,8 +34,8 @@ from gpuwarden.providers._http import (
     Readable,
     ResponseModel,
     is_safe_id,
-    odd_instance,
     readable,
+    unclear_instance,
 )
 from gpuwarden.providers._prime_offers import ChosenOffer, Offer, Offers, choose
 from gpuwarden.providers._rented import (
@@ -362,7 +362,7 @@ class PrimeIntellect(HttpProvider):
 
     def _view(self, pod: _Pod | _PodId) -> Instance:
         if not isinstance(pod, _Pod):
-            return odd_instance(pod.id, self.token_in(pod.name), self.api.platform)
+            return unclear_instance(pod.id, self.token_in(pod.name), self.api.platform)
         state, meter = STATES[pod.status]
         why = f"status {pod.status}"
         if pod.installationStatus:

@@ -14,7 +14,7 @@ from gpuwarden.core.profile import Profile
 from gpuwarden.core.rules import Finding
 from gpuwarden.core.shell_guard import ShellGuard
 from gpuwarden.providers._account import salted
-from gpuwarden.providers._rented import agreed_gone
+from gpuwarden.providers._rented import confirmed_absent
 
 if TYPE_CHECKING:
     from gpuwarden.rehearsal.cloud import Cloud
@@ -67,7 +67,7 @@ class RehearsalProvider:
         answer = await to_thread.run_sync(self.cloud.get, id)
         if isinstance(answer, Unknown) or (answer.value and answer.value.state is not InstanceState.GONE):
             return answer
-        there = await agreed_gone(id, self.list, "the simulated cloud has no such instance")
+        there = await confirmed_absent(id, self.list, "the simulated cloud has no such instance")
         return there if isinstance(there, Unknown) or there.value else answer
 
     async def list(self) -> Answer[tuple[Instance, ...]]:

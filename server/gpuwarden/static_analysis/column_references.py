@@ -92,14 +92,14 @@ def reads_of_some_rows(program: Program) -> Iterator[tuple[str, int, frozenset[s
                 yield key, getattr(node, "lineno", 0), tested
             below = tested
             if isinstance(node, ast.If | ast.IfExp):
-                asked = _asked(node.test, function.args.args[0].arg)
+                asked = _tested_columns(node.test, function.args.args[0].arg)
                 if asked is None:
                     continue
                 below = asked | (tested or frozenset())
             pending += [(child, below) for child in ast.iter_child_nodes(node)]
 
 
-def _asked(test: ast.expr, row: str) -> frozenset[str] | None:
+def _tested_columns(test: ast.expr, row: str) -> frozenset[str] | None:
     """Return the columns that a condition on a row reads with `get`; None for any other condition."""
     found: set[str] = set()
     for node in ast.walk(test):

@@ -96,13 +96,13 @@ def given_value(option: Option, name: str, argv: Sequence[str], found: Mapping[s
 def typed_value(option: Option, name: str, argv: Sequence[str], value: Any) -> Any:
     """Convert a given value to the option's type."""
     if option.several:
-        return _words(name, argv)
+        return _values_after(name, argv)
     if option.kind == "str" and value is not True:
-        return next(iter(_words(name, argv)), UNKNOWN)
+        return next(iter(_values_after(name, argv)), UNKNOWN)
     return value
 
 
-def _words(name: str, argv: Sequence[str]) -> list[str]:
+def _values_after(name: str, argv: Sequence[str]) -> list[str]:
     """Return the arguments after an option, up to the next option."""
     found: list[str] = []
     taking = False

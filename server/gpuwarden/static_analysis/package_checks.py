@@ -13,9 +13,9 @@ from gpuwarden.static_analysis.package_usage import OWN, PackageUse
 from gpuwarden.static_analysis.signatures.advice import ARGUMENTS, DROPPED, NAMES
 from gpuwarden.static_analysis.signatures.history import (
     ArgumentHistory,
-    accepted_ever,
+    accepted_in_any_release,
     accepted_values_ever,
-    ever,
+    argument_history,
     history,
     minor,
     misspelt,
@@ -23,7 +23,7 @@ from gpuwarden.static_analysis.signatures.history import (
 )
 from gpuwarden.static_analysis.signatures.resolve import Existence, Installed, Signature
 from gpuwarden.static_analysis.signatures.tables import canonical, package_of, table
-from gpuwarden.static_analysis.signatures.together import left_before, possible_places
+from gpuwarden.static_analysis.signatures.together import excludes_older_releases, possible_places
 from gpuwarden.static_analysis.static_eval import Call
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Libraries:
             name = pending.pop()
             own = self.use.own.get(OWN + name.removeprefix(OWN))
             if own is None:
-                names = accepted_ever(name) if package_of(name) else None
+                names = accepted_in_any_release(name) if package_of(name) else None
             else:
                 names = None if own.open else frozenset(p.name for p in own.parameters)
                 pending += [base for base in own.bases if base not in seen]
@@ -217,7 +217,7 @@ class Libraries:
     def _missing_argument(
         self, call: Call, name: str, argument: str, signature: Signature, calls: Iterable[Call]
     ) -> Mismatch:
-        past = ever(name, argument)
+        past = argument_history(name, argument)
         package = past.package or package_of(name)
         where = f"line {call.line}: {call.last} has no argument {argument}"
         instead = _instead(argument, past, signature)
@@ -230,7 +230,7 @@ class Libraries:
         if not sure and past.gone_in and not past.open:
             judged = [c for c in calls if c.certain and self._judges(c) and package_of(c.name)]
             passed = ((c.name, other) for c in judged for other in c.kwargs if other != argument)
-            sure = left_before(package, past.gone_in, self.needed, passed)
+            sure = excludes_older_releases(package, past.gone_in, self.needed, passed)
         return Mismatch(f"{where} (checked: {self._text(package)})", instead, sure and call.certain)
 
     def deprecated(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
@@ -240,7 +240,7 @@ class Libraries:
                 news = [signature.renames.get(argument) for signature in signatures]
                 if new := all(news) and news[-1]:
                     message = f"line {call.line}: the argument {argument} of {call.last} is deprecated"
-                    package = ever(name, argument).package or package_of(name)
+                    package = argument_history(name, argument).package or package_of(name)
                     yield Mismatch(f"{message} ({self._text(package)})", f"Use {new}.")
 
     def choices(self, calls: Iterable[Call]) -> Iterator[Mismatch]:
@@ -286,7 +286,9 @@ class Libraries:
                     fix = f"Write --{meant}." if meant else "Leave it out, or correct it."
                     yield Mismatch(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
             elif not declared:
-                past = next((p for c in line.classes if (p := ever(self.library_class(c), name)).existed), None)
+                past = next(
+                    (p for c in line.classes if (p := argument_history(self.library_class(c), name)).existed), None
+                )
                 near = _instead(name, past, None) if past else ""
                 flag = nearest(name, named)
                 yield Mismatch(f"--{name} is not a flag of this script", near or (f"Write --{flag}." if flag else ""))

@@ -17,7 +17,7 @@ from gpuwarden.core.errors import Refused
 from gpuwarden.core.policy import hash_pin
 from gpuwarden.interfaces.cli.tokens import create_token
 from gpuwarden.interfaces.http.tokens import TokenStore
-from gpuwarden.people import user_here
+from gpuwarden.people import current_user
 from http_kit import SECRET
 from terminal import Typed
 from wording import Wording
@@ -47,7 +47,7 @@ def test_token_is_created_listed_and_revoked(home: Path, wording: Wording) -> No
     code, shown = at_terminal(home, "token", "create", "laptop", "--scope", "read", "--scope", "submit", says=says)
     assert code == 0, shown
     (secret,) = SECRET.findall(shown)
-    wording(" ".join(shown.partition(secret)[0].split()), "laptop", user_here())
+    wording(" ".join(shown.partition(secret)[0].split()), "laptop", current_user())
     ctx = quick_warden(home)
     principal = TokenStore(ctx.home, ctx.clock).principal(secret)
     assert principal is not None and (principal.name, principal.scopes) == ("laptop", {"read", "submit"})

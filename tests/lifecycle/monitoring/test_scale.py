@@ -16,7 +16,7 @@ from gpuwarden.core.models import Handle, Observation
 from gpuwarden.core.states import LIVE_LEASES
 from gpuwarden.ledger.events import LeaseUnverified
 from gpuwarden.ledger.reading import KEPT_SUBJECTS
-from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.meter import poll_lease
 from gpuwarden.lifecycle.leases.shared_answers import sharing, sharing_nothing
 from gpuwarden.lifecycle.monitoring.inventory import SUBJECTS_OF_A_JOB, reconcile
 from gpuwarden.lifecycle.records import lease_ids, read_lease
@@ -125,7 +125,7 @@ def test_a_shared_answer_expires_on_a_new_event_or_with_sharing_off(tmp_path: Pa
 
     async def look_at(lease_id: str) -> None:
         before = run.provider.calls.copy()
-        await look(run.ctx, lease_id)
+        await poll_lease(run.ctx, lease_id)
         asked.append(dict(run.provider.calls - before))
 
     async def go() -> None:

@@ -103,7 +103,7 @@ def _no_pickle(source: Source, data: bytes, tree: Tree, why: Broken | Doubtful) 
         raise Doubtful(f"begins with a pickle of more than {len(data):,} bytes, which is not read", Cause.LIMIT)
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":
         raise why
-    if zips.ends_whole(source):
+    if zips.is_complete(source):
         raise Broken("ends like a zip archive but does not begin like one: its beginning was overwritten")
     if _MARK in head:
         raise Broken("has torch's magic number, but the bytes before it were overwritten")

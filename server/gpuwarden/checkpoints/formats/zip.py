@@ -25,7 +25,7 @@ def read(source: Source, limits: Limits) -> Anatomy:
     try:
         members = zips.members(source, limits)
     except Broken as why:
-        if zips.ends_whole(source):
+        if zips.is_complete(source):
             raise Unread(f"is a zip archive of an unsupported kind: {why}") from why
         raise
     found = Anatomy(NAME)

@@ -43,14 +43,14 @@ from gpuwarden.lifecycle.submission.rehearsing import (
     NeedsConsent,
     allow,
     allowed,
-    asked_for,
     permit,
-    whole_script,
+    question_for,
+    question_script,
 )
 from gpuwarden.lifecycle.team import check_approver
 from gpuwarden.lifecycle.teardown.gate import TeardownView, approve, proceed
 from gpuwarden.lifecycle.teardown.orders import HoldOutcome
-from gpuwarden.people import user_here
+from gpuwarden.people import current_user
 from gpuwarden.policy_record import WRONG_PINS
 from gpuwarden.private import private_folder, write_private
 from gpuwarden.remote.sandbox.detect import detect
@@ -253,7 +253,7 @@ def spending_facts(issued: ReceiptIssued, order: Verb | None) -> list[str]:
     return [*found, *([f"  Its outputs are uploaded to {issued.artifact_store}."] if issued.artifact_store else [])]
 
 
-def is_asked(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
+def awaits_approval(ctx: Context, issued: Event[ReceiptIssued]) -> bool:
     """Return whether a receipt's spending waits for approval.
 
     A second approval would replace the decisions of the first, so approved spending does not wait.
@@ -350,7 +350,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
 
     Raises NotFound, or Refused if the answer is no.
     """
-    asked = asked_for(ctx, ticket)
+    asked = question_for(ctx, ticket)
     if allowed(ctx, asked.digest):
         return Result(message="The rehearsal of this script is already allowed.", next=(do(Action.REHEARSE),))
     warn(ctx, terminal)
@@ -365,7 +365,7 @@ async def ask_script(ctx: Context, ticket: str, terminal: Terminal) -> Result:
     for text in asked.start.splitlines():
         terminal.say(f"  | {text}")
     terminal.say("  It runs in the sandbox for local jobs: no network, no secrets, only its own files.")
-    script = whole_script(ctx, asked)
+    script = question_script(ctx, asked)
     answer = terminal.ask("Type yes to run it: " if script is None else "Type yes to run it, or all to read it first: ")
     if answer == "all" and script is not None:
         for number, text in enumerate(script.splitlines(), 1):
@@ -519,4 +519,4 @@ def with_values(text: str, values: Mapping[str, object]) -> str:
 
 def user() -> str:
     """Return the name of the user at the terminal."""
-    return f"user {user_here()}"
+    return f"user {current_user()}"

@@ -25,12 +25,12 @@ M = TypeVar("M", bound="BaseModel")
 R = TypeVar("R", bound="Result")
 
 
-def _here_or_before(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
+def _json_requested(ctx: click.Context, _: click.Parameter, asked: bool) -> bool:
     """Return whether `--json` was passed to the command or to one of its parent groups."""
-    return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _here_or_before(ctx.parent, _, False)))
+    return asked or bool(ctx.parent and (ctx.parent.params.get("as_json") or _json_requested(ctx.parent, _, False)))
 
 
-JSON = click.option("--json", "as_json", is_flag=True, callback=_here_or_before, help="Print one JSON object.")
+JSON = click.option("--json", "as_json", is_flag=True, callback=_json_requested, help="Print one JSON object.")
 VERBS = click.Choice(["stop", "terminate"])
 EXITS = {"unknown": 2, "bad_request": 2}
 
@@ -159,7 +159,7 @@ _SHOW_IT_ALL: Final = frozenset({"status", "waits"})
 """Replies that already list every open approval."""
 
 
-def tell_what_waits() -> None:
+def print_open_approvals() -> None:
     """Print the open approvals after a command's output at a terminal, even if the command did not open the ledger."""
     if _RUN.named or not sys.stdout.isatty():
         return

@@ -121,7 +121,7 @@ async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     profile = ctx.profile(PLATFORM)
     Cloud(home / "providers" / "rehearsal" / profile.id, profile, clock, settings=settings, faults=faults)
     stage.say(f"[dim]platform {PLATFORM}, simulated costs: 1 s of real time is billed as {MINUTES_PER_SECOND} min[/]")
-    await say_sandbox(stage)
+    await print_sandbox(stage)
     refused, job = await _submit_jobs(ctx, stage)
     job = await _watch_training(ctx, stage, job)
     blocked = await _claim_done(ctx, stage, job)
@@ -131,7 +131,7 @@ async def one_life(home: Path, stage: Stage, *, yes: bool) -> dict[str, Any]:
     return _result(ctx, job, refused, blocked, pulled, caught, report, view, channel)
 
 
-async def say_sandbox(stage: Stage) -> None:
+async def print_sandbox(stage: Stage) -> None:
     """Print whether the demo's script runs in a sandbox on this machine."""
     sandbox = await to_thread.run_sync(detect)
     if sandbox.kind is not Kind.NONE:

@@ -34,7 +34,7 @@ from gpuwarden.interfaces.cli import (  # each module registers its commands
     serving,
     templates,
 )
-from gpuwarden.interfaces.cli.base import GroupedCommands, begin, cli, fail, tell_what_waits
+from gpuwarden.interfaces.cli.base import GroupedCommands, begin, cli, fail, print_open_approvals
 
 GroupedCommands.rooms = {
     glance.__name__: "At a glance",
@@ -68,7 +68,7 @@ def run(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if not _wants_json(argv) and not SILENT & set(words[:1]):
         with contextlib.suppress(BrokenPipeError):
-            tell_what_waits()
+            print_open_approvals()
     return code
 
 
@@ -86,12 +86,12 @@ def _run(argv: list[str] | None) -> int:
         )  # otherwise the interpreter reports an error at exit
         return 1
     except Exception as error:
-        return fail(_in_our_words(error), _wants_json(argv))
+        return fail(_as_warden_error(error), _wants_json(argv))
     except KeyboardInterrupt as error:
-        return fail(_in_our_words(error), _wants_json(argv))
+        return fail(_as_warden_error(error), _wants_json(argv))
 
 
-def _in_our_words(error: BaseException) -> WardenError:
+def _as_warden_error(error: BaseException) -> WardenError:
     """Convert any exception to a WardenError. GPUWARDEN_DEBUG=1 prints an unexpected exception's traceback."""
     if isinstance(error, WardenError):
         return error

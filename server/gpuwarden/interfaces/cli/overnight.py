@@ -28,7 +28,7 @@ from gpuwarden.core.money import usd, usd_per_hour
 from gpuwarden.core.next_step import Copy
 from gpuwarden.core.policy import Approval, ArtifactStores, Caps, Local, Policy, TeardownPolicy
 from gpuwarden.core.states import TERMINAL_JOBS, Job, Lease, Teardown
-from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, say_sandbox
+from gpuwarden.interfaces.cli.demo import LOOK_S, PLATFORM, Stage, demo_spec, print_sandbox
 from gpuwarden.interfaces.cli.drawing import auto_teardown_lines, local, span
 from gpuwarden.interfaces.cli.screen import drawn
 from gpuwarden.interfaces.results import base
@@ -39,7 +39,7 @@ from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.advance import advance
 from gpuwarden.lifecycle.execution.situation import teardown_plan
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.monitoring.overview import overview
 from gpuwarden.lifecycle.monitoring.watch import Watcher
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job
@@ -157,11 +157,11 @@ async def one_night(home: Path, stage: Stage) -> dict[str, Any]:
         night = Night(ctx, clock, stage, cloud, hub, datetime.fromtimestamp(clock.now()).astimezone())
         stage.say(f"[dim]platform {PLATFORM}, simulated costs and hours, a Hub on this computer[/]")
         stage.say("[dim]the processes, files, uploads and proofs are real[/]")
-        await say_sandbox(stage)
+        await print_sandbox(stage)
         ordered, second = await _evening(night)
         await _sleep(night, ordered, second)
         await _morning(night, ordered, second)
-        await _asked(night, second)
+        await _teardown_requested(night, second)
         return _bills(night, ordered, second)
 
 
@@ -295,7 +295,7 @@ async def _morning(night: Night, ordered: JobRecord, second: JobRecord) -> None:
         for alert in raised:
             if alert.kind != "self_stopped":
                 night.say(f"[yellow]alert[/] {escape(alert.text)}")
-        if believed(ctx, _machine(night, ordered).id) == "gone":
+        if confirmed_end(ctx, _machine(night, ordered).id) == "gone":
             night.first("ordered gone", "ordered: its machine is confirmed [green]gone[/], with its disk")
             break
         night.clock.advance(STRIDE_S)
@@ -315,7 +315,7 @@ def _source(ctx: Context, job: JobRecord) -> str:
     return "from its machine, which was started for the copy," if woken else "from its machine"
 
 
-async def _asked(night: Night, second: JobRecord) -> None:
+async def _teardown_requested(night: Night, second: JobRecord) -> None:
     """At nine, request and approve the teardown of the second job's machine."""
     ctx = night.ctx
     night.stage.act(f"{ASKED}:00 The user is asked to approve the second job's teardown, and approves it")

@@ -12,8 +12,8 @@ from gpuwarden.core.plural import counted
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces.cli.approval import (
     Terminal,
+    awaits_approval,
     check_pin,
-    is_asked,
     open_spending,
     open_terminal,
     ordered_by,
@@ -30,7 +30,7 @@ from gpuwarden.lifecycle.teardown.approval_codes import CODE_S, make_code
 from gpuwarden.lifecycle.teardown.gate import proceed
 
 
-def takes_codes(ctx: Context) -> bool:
+def allows_codes(ctx: Context) -> bool:
     """Return whether the policy allows codes.
 
     A code is an approval at a terminal, so the terminal channel must be allowed too.
@@ -43,12 +43,12 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
 
     `session` is the browser session's id; the page shows it. Raises NotFound, Conflict, or Refused.
     """
-    if not takes_codes(ctx):
+    if not allows_codes(ctx):
         raise Refused("the policy does not allow codes on the page", "See approval.channels in gpuwarden doctor.")
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         if session not in TokenStore(ctx.home, ctx.clock).valid_ids():
             raise NotFound("no open page has that id", "Copy the command from the page of gpuwarden dashboard.")
-        facts, digest = await _asked_about(ctx, ticket)
+        facts, digest = await _details_of(ctx, ticket)
         warn(ctx, asked)
         for text in facts:
             asked.say(text)
@@ -60,7 +60,7 @@ async def show_code(ctx: Context, ticket: str, session: str, terminal: Terminal 
     return Result(message=f"The code can be used once, within {counted(int(CODE_S // 60), 'minute')}.")
 
 
-async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
+async def _details_of(ctx: Context, ticket: str) -> tuple[list[str], str]:
     """Return a ticket's or receipt's details, one per line, and their digest.
 
     Raises Conflict if the ticket is not waiting for approval, and Refused if a proof is missing.
@@ -68,7 +68,7 @@ async def _asked_about(ctx: Context, ticket: str) -> tuple[list[str], str]:
     if ticket.startswith("r"):
         issued = open_spending(ctx, ticket)
         facts = spending_facts(issued.data, ordered_by(ctx, ticket))
-        if not is_asked(ctx, issued):
+        if not awaits_approval(ctx, issued):
             raise Conflict("this spending needs no approval, or has already been approved")
         return facts, spending_digest(issued, facts)
     view = await proceed(ctx, ticket)

@@ -27,7 +27,7 @@ async def add(name: str, person: str, as_json: bool) -> int:
     from gpuwarden.interfaces.cli.approval import check_pin, open_terminal, user
     from gpuwarden.interfaces.results import Result
     from gpuwarden.lifecycle.teardown.passkeys import allow
-    from gpuwarden.people import user_here
+    from gpuwarden.people import current_user
 
     ctx = open_context()
     with open_terminal() as terminal:
@@ -36,7 +36,7 @@ async def add(name: str, person: str, as_json: bool) -> int:
         if terminal.ask("Type yes to allow it: ") != "yes":
             raise Refused("not allowed; nothing was changed")
         await check_pin(ctx, terminal)
-        code = allow(ctx, name, user(), person or user_here())
+        code = allow(ctx, name, user(), person or current_user())
         terminal.say(f"Open /passkeys on the page (gpuwarden dashboard) and type: {code}")
     return answer(Result(message="The code can be used once, within five minutes."), as_json, "message")
 

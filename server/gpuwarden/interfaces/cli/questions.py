@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from gpuwarden.config import in_short, load_config, read_policy, value_at
 from gpuwarden.core.errors import AuthFailed, Conflict, Refused, WardenError
-from gpuwarden.core.inputs import in_words
+from gpuwarden.core.inputs import describe_error
 from gpuwarden.core.policy import Policy
 from gpuwarden.interfaces.cli.approval import Terminal, open_terminal, with_values
 from gpuwarden.interfaces.cli.base import open_context
@@ -71,7 +71,7 @@ async def ask_policy(ctx: Context, terminal: Terminal) -> str:
     after = before
     terminal.say(f"Policy file {file}. Enter keeps the value in brackets.")
     for path, question in QUESTIONS.items():
-        after = _asked(terminal, after, path, question)
+        after = _ask(terminal, after, path, question)
     if after == before:
         return "The policy is unchanged."
     values = {path: new for path in QUESTIONS if (new := value_at(after, path)) != value_at(before, path)}
@@ -88,7 +88,7 @@ async def ask_policy(ctx: Context, terminal: Terminal) -> str:
     return f"The policy was changed: {file}."
 
 
-def _asked(terminal: Terminal, policy: Policy, path: str, question: str) -> Policy:
+def _ask(terminal: Terminal, policy: Policy, path: str, question: str) -> Policy:
     """Ask for one value until it is valid. Return the policy with the value."""
     table, key = path.split(".")
     while typed := terminal.ask(f"{question} [{in_short(value_at(policy, path))}]: ").removeprefix("$"):
@@ -98,7 +98,7 @@ def _asked(terminal: Terminal, policy: Policy, path: str, question: str) -> Poli
             return Policy.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            terminal.say(f"  {in_words(first['type'], first['msg'])}")
+            terminal.say(f"  {describe_error(first['type'], first['msg'])}")
     return policy
 
 

@@ -105,7 +105,7 @@ def read_script_file(path: Path) -> str:
     Raises BadRequest if the file can't be read, is too large or is not UTF-8.
     """
     from gpuwarden.core.models import MAX_SCRIPT_BYTES
-    from gpuwarden.lifecycle.submission.bundling import whole_script
+    from gpuwarden.lifecycle.submission.bundling import with_trainer_package
 
     try:
         with path.open("rb") as file:
@@ -117,6 +117,6 @@ def read_script_file(path: Path) -> str:
             f"the script {path} is larger than {MAX_SCRIPT_BYTES:,} bytes", "Move data into separate files."
         )
     try:
-        return whole_script(content.decode("utf-8"), path.parent)
+        return with_trainer_package(content.decode("utf-8"), path.parent)
     except UnicodeDecodeError as error:
         raise BadRequest(f"the script {path} is not UTF-8 (byte {error.start})", "Save it as UTF-8.") from error

@@ -57,14 +57,14 @@ def dashboard(path: str, no_browser: bool, public: bool, as_json: bool) -> int:
     from gpuwarden.interfaces.http.record import running_server
     from gpuwarden.interfaces.http.tokens import TokenStore
     from gpuwarden.interfaces.results import Result
-    from gpuwarden.people import user_here
+    from gpuwarden.people import current_user
 
     ctx = open_context()
     server = running_server(ctx.home)
     url = server.public_url.rstrip("/") if public else server.url
     if not url:
         raise NotFound("the server has no public address", "Start it with gpuwarden serve --public-url https://HOST.")
-    link = f"{url}/enter?link={TokenStore(ctx.home, ctx.clock).create_link(user_here())}"
+    link = f"{url}/enter?link={TokenStore(ctx.home, ctx.clock).create_link(current_user())}"
     if path != "/":
         link += f"&to={quote(path, safe='/')}"
     if no_browser or public or not _opened(link):

@@ -19,7 +19,7 @@ from gpuwarden.interfaces.results import Result
 from gpuwarden.ledger.events import TokenMade, TokenRevoked
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.team import check_name
-from gpuwarden.people import user_here
+from gpuwarden.people import current_user
 
 
 class TokenReply(BaseModel):
@@ -46,7 +46,7 @@ async def create_token(
 
     Raises Refused if the answer is no.
     """
-    store, person = TokenStore(ctx.home, ctx.clock), person or user_here()
+    store, person = TokenStore(ctx.home, ctx.clock), person or current_user()
     check_name(ctx, person)
     with contextlib.nullcontext(terminal) if terminal else open_terminal() as asked:
         asked.say(f"A token named {name!r} for {person}, with the scopes {', '.join(scopes)}, valid for {days:g} days.")

@@ -109,7 +109,7 @@ def command(step: NextStep) -> str:
     names = _POSITIONAL.get(step.action, ("job_id",))
     if "job_id" in step.parameters:
         names = ("job_id",)
-    words = [_word(step.parameters[name]) if name in step.parameters else _PLACES[name] for name in names]
+    words = [_quoted_value(step.parameters[name]) if name in step.parameters else _PLACES[name] for name in names]
     options = _options({name: value for name, value in step.parameters.items() if name not in names})
     dash = ["--"] if any(word.startswith(("-", "'-")) for word in words) else []
     fan_out = is_fan_out(str(step.parameters.get("job_id", ""))) and step.action in _OF_A_FAN_OUT
@@ -120,7 +120,7 @@ def command(step: NextStep) -> str:
 def _options(given: Mapping[str, Scalar]) -> list[str]:
     """Return each parameter as an option. A list becomes one option per item, and true becomes a flag."""
     return [
-        option(name) if item is True else f"{option(name)} {_word(item)}"
+        option(name) if item is True else f"{option(name)} {_quoted_value(item)}"
         for name, value in given.items()
         for item in (value if isinstance(value, (tuple, list)) else (value,))
     ]
@@ -132,15 +132,15 @@ def _argument(step: NextStep) -> str:
         return f"leave out {name}"
     for key, verb in (("add", "add"), ("remove", "remove"), ("value", "set")):
         if key in step.parameters:
-            return f"{verb} `{name} {_word(step.parameters[key])}`"
+            return f"{verb} `{name} {_quoted_value(step.parameters[key])}`"
     if "at_least" in step.parameters:
-        return f"set `{name} {_word(step.parameters['at_least'])}` or more"
+        return f"set `{name} {_quoted_value(step.parameters['at_least'])}` or more"
     if "at_most" in step.parameters:
         joint = "" if name.endswith("=") else " "
-        return f"set `{name}{joint}{_word(step.parameters['at_most'])}` or less"
+        return f"set `{name}{joint}{_quoted_value(step.parameters['at_most'])}` or less"
     return f"set {name}"
 
 
-def _word(value: Scalar) -> str:
+def _quoted_value(value: Scalar) -> str:
     """Quote one value. Line breaks and escape characters are replaced by U+FFFD."""
     return shlex.quote(plain(str(value)).replace("\n", "\ufffd"))

@@ -292,7 +292,7 @@ def _read(client: Client, file: Path) -> dict[str, Any]:
     return dict(table)
 
 
-def _is_ours(entry: Any) -> bool:
+def _is_guard_hook(entry: Any) -> bool:
     """Return whether an entry, or a hook in a matcher group, runs this guard or an older version of it."""
     return any((MARK in text or OLD_MARK in text) and "guard.json" in text for text in _texts(entry))
 
@@ -307,9 +307,9 @@ def _without(entries: list[Any]) -> list[Any]:
     """Return the entries without this guard's hook. Other hooks in the same group are kept."""
     kept: list[Any] = []
     for entry in entries:
-        if not _is_ours(entry):
+        if not _is_guard_hook(entry):
             kept.append(entry)
-        elif others := [h for h in entry.get("hooks", []) if not _is_ours(h)]:
+        elif others := [h for h in entry.get("hooks", []) if not _is_guard_hook(h)]:
             kept.append({**entry, "hooks": others})
     return kept
 
@@ -334,7 +334,7 @@ def _install(client: Client, file: Path, table: dict[str, Any], command: str) ->
 def _installed(client: Client, table: dict[str, Any]) -> list[Any]:
     """Return the entries that run this guard."""
     events = table.get("hooks", {})
-    return [entry for event, _ in client.events for entry in events.get(event, []) if _is_ours(entry)]
+    return [entry for event, _ in client.events for entry in events.get(event, []) if _is_guard_hook(entry)]
 
 
 def _uninstall(client: Client, file: Path, table: dict[str, Any]) -> None:

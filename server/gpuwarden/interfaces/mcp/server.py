@@ -31,7 +31,7 @@ from pydantic import ConfigDict
 
 from gpuwarden import __version__
 from gpuwarden.core.errors import BadRequest, Refused, WardenError
-from gpuwarden.core.inputs import need_whole
+from gpuwarden.core.inputs import check_texts
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.mcp import completions, schemas
 from gpuwarden.interfaces.mcp.cards import cards, offer_cards
@@ -145,7 +145,7 @@ class WardenServer(MCPServer[Any]):
         person = str((token.claims or {}).get("person", "")) if token is not None else ""
         try:
             self.need_scope("submit" if name in SUBMITS else "read")
-            need_whole(arguments, MAX_ARGUMENTS)
+            check_texts(arguments, MAX_ARGUMENTS)
             with anyio.fail_after(ASK_S if name == "teardown_request" else None), acting_as(person):
                 return await super().call_tool(name, arguments, context)
         except TimeoutError:

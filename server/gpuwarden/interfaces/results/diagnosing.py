@@ -102,7 +102,7 @@ def diagnose_log(log: str, exit_code: int | None = None, limit: int = 3) -> Diag
     rows = [diagnosis_reply(one, ()) for one in found]
     well = nothing_failed(reading) or failure.outcome in {Outcome.RUNNING, Outcome.SUCCEEDED}
     if not rows and failure.outcome is Outcome.FAILED:
-        rows = [diagnosis_reply(_by_words(hit), ()) for hit in search(shipped(), log, limit) if hit.kind == "gotcha"]
+        rows = [diagnosis_reply(_from_words(hit), ()) for hit in search(shipped(), log, limit) if hit.kind == "gotcha"]
     reply = DiagnoseReply(failure=failure_reply(failure), skew=skew_reply(explain(failure)), diagnoses=rows)
     if source := origin(failure):
         reply.origin = OriginReply(**source.model_dump(exclude={"template"}))
@@ -150,7 +150,7 @@ def _exception(read: ExceptionRead) -> ExceptionReply:
     )
 
 
-def _by_words(hit: Hit) -> Diagnosis:
+def _from_words(hit: Hit) -> Diagnosis:
     """Return a diagnosis from an entry that shares words with the failure but has no matching signature."""
     why = "no signature matches; this entry's wording is the closest to the failure's"
     return Diagnosis(

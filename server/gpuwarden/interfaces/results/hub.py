@@ -28,12 +28,16 @@ class DatasetsReply(Result):
 
 def repos_reply(answer: RepoAnswer) -> ReposReply:
     """Return the reply to hub_repo_details. `ok` means that the request was answered, not that every repo exists."""
-    return ReposReply(message=quoted(answer.note), repos=[_kept(r) for r in answer.repos], requests=answer.requests)
+    return ReposReply(
+        message=quoted(answer.note), repos=[_nonempty_fields(r) for r in answer.repos], requests=answer.requests
+    )
 
 
 def datasets_found(answer: SearchAnswer) -> DatasetsReply:
     """Return the reply to dataset_search."""
-    return DatasetsReply(message=quoted(answer.note), datasets=[_kept(d) for d in answer.datasets], more=answer.more)
+    return DatasetsReply(
+        message=quoted(answer.note), datasets=[_nonempty_fields(d) for d in answer.datasets], more=answer.more
+    )
 
 
 IDS = frozenset({"id", "id_now", "base_model", "did_you_mean"})
@@ -41,7 +45,7 @@ FENCED = frozenset({"about", "preview"})
 _REPO = re.compile(REPO_ID)
 
 
-def _kept(model: BaseModel) -> dict[str, Any]:
+def _nonempty_fields(model: BaseModel) -> dict[str, Any]:
     """Return a model's fields without defaults and empty values. Text from Hub users is marked as untrusted."""
     full = model.model_dump(mode="json", exclude_defaults=True)
     return {k: _marked(v, k) for k, v in full.items() if v not in (None, "", [], {})}

@@ -20,7 +20,7 @@ from gpuwarden.core.models import JobSpec
 from gpuwarden.core.sanitize import line
 from gpuwarden.interfaces.hooks.install import CLIENTS as HOOKED
 from gpuwarden.interfaces.hooks.install import NOT_TRUSTED, TRUST, by_plugin, hook_lines, hooks, replace_text
-from gpuwarden.interfaces.launch import Run, entry, from_folder, from_here, in_cache
+from gpuwarden.interfaces.launch import Run, entry, from_folder, in_cache, own_command
 from gpuwarden.interfaces.results import Result
 from gpuwarden.interfaces.setup.changes import (
     Change,
@@ -90,7 +90,7 @@ def make_plan(names: Iterable[str], config: Config, env: Mapping[str, str], *, p
             plan.plugins[client.name] = folder
             plan.reply.clients[client.name] = "started by the plugin"
         else:
-            _plan_server(plan, client, entry(client.name, from_here(client.name, __version__), passed))
+            _plan_server(plan, client, entry(client.name, own_command(client.name, __version__), passed))
         if brought := by_plugin(client.name, env):
             plan.reply.guards[client.name] = brought
         elif client.name in HAS_HOOKS:
@@ -106,7 +106,7 @@ def _plan_server(plan: Plan, client: ClientFile, wanted: Run) -> None:
     try:
         change = planned(client, wanted)
     except (OSError, ValueError, RecursionError, IndexError) as error:
-        present = _entry_there(client)
+        present = _has_entry(client)
         if present == wanted:
             states[client.name] = "is set up"
             return
@@ -237,7 +237,7 @@ def _failed(reply: SetupReply) -> None:
     reply.hint = "Fix the problem with that client, or edit its file yourself. Then run the command again."
 
 
-def _entry_there(client: ClientFile) -> object:
+def _has_entry(client: ClientFile) -> object:
     try:
         return client.parsed(client.file.read_text("utf-8")).get(client.key, {}).get("gpuwarden")
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -259,7 +259,7 @@ async def try_out(
 
     problems: list[BadRequest] = []
     for client in (c for c in client_files(env).values() if c.name in plan.reply.clients):
-        run = _entry_there(client)
+        run = _has_entry(client)
         if client.name in plan.plugins:
             run = from_folder(client.name, str(plan.plugins[client.name]))
         elif reply.clients[client.name] not in {"added", "is set up"}:

@@ -26,7 +26,7 @@ from gpuwarden.lifecycle.artifacts.store_pull import readable_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
-from gpuwarden.lifecycle.leases.meter import believed
+from gpuwarden.lifecycle.leases.meter import confirmed_end
 from gpuwarden.lifecycle.leases.self_stop import wake
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
@@ -102,7 +102,7 @@ class BackgroundCopier:
         names = self.ctx.ledger.subjects("job", Job.PREEMPTED)
         jobs = (read_job(self.ctx.ledger, name.removeprefix("job/")) for name in names)
         return [job for job in jobs if job.handle is not None and job.lease is not None
-                and awaits_store(self.ctx, job) and believed(self.ctx, job.lease) == "gone"]  # fmt: skip
+                and awaits_store(self.ctx, job) and confirmed_end(self.ctx, job.lease) == "gone"]  # fmt: skip
 
     def _self_stopped(self) -> list[JobRecord]:
         """Return the jobs with automatic teardown whose machines stopped themselves before all outputs were proven."""

@@ -21,7 +21,7 @@ from gpuwarden.core.states import Teardown
 from gpuwarden.ledger.event import Event
 from gpuwarden.ledger.events import ArtifactsPulled, ArtifactsVerified, OutputsDeclared, TeardownBlocked
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.meter import believed
+from gpuwarden.lifecycle.leases.meter import confirmed_end
 from gpuwarden.lifecycle.leases.self_stopped import started_since
 from gpuwarden.lifecycle.records import JobRecord, at_rest, read_job
 from gpuwarden.private import private_folder, write_private
@@ -136,7 +136,7 @@ def read_pull(ctx: Context, record: str, digest: str) -> Pulled | None:
     return pulled if pulled.digest == digest else None
 
 
-def whole_from(ctx: Context, job_id: str) -> int | None:
+def complete_after(ctx: Context, job_id: str) -> int | None:
     """Return the number of the ledger event after which a pull includes all outputs.
 
     The event is the job's end, or a later declaration of outputs, because earlier pulls did not request these outputs.
@@ -154,7 +154,7 @@ def copy_for(ctx: Context, job_id: str, listed: Manifest | None = None) -> Pulle
     A later pull to another folder does not replace a proven copy. `listed` contains the files that are on the machine
     now: a copy that lacks one of them, or has an older version of it, is used only if no proven copy has all of them.
     """
-    since = whole_from(ctx, job_id)
+    since = complete_after(ctx, job_id)
     tried = set()
     for event in ctx.ledger.events(f"job/{job_id}", kind=ArtifactsPulled) if since else ():
         if since is None or event.seq < since or event.data.digest in tried:
@@ -186,7 +186,7 @@ def copy_state(ctx: Context, job_id: str) -> Copy:
     seen = verified_now(ctx, job_id, pulled)
     if pulled.digest != last.data.digest and seen.verdict is Verdict.PROVEN:
         return Copy.PROVEN
-    since = whole_from(ctx, job_id)
+    since = complete_after(ctx, job_id)
     if since is not None and last.seq < since:
         return Copy.STALE
     if _may_lack(ctx, job_id, last):
@@ -208,7 +208,7 @@ def _may_lack(ctx: Context, job_id: str, event: Event[ArtifactsPulled]) -> bool:
     if not (event.data.store or event.data.unsettled):
         return False
     job = read_job(ctx.ledger, job_id)
-    gone = job.lease is not None and believed(ctx, job.lease) == "gone"
+    gone = job.lease is not None and confirmed_end(ctx, job.lease) == "gone"
     return not gone and (event.data.unsettled or started_since(ctx, job, event.seq))
 
 

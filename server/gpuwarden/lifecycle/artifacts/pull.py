@@ -23,7 +23,7 @@ from gpuwarden.core.states import Job
 from gpuwarden.core.store_address import StoreAddress
 from gpuwarden.ledger.events import OutputsDeclared
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, save_pull
-from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.artifacts.seal_keys import with_authentic_seals
 from gpuwarden.lifecycle.artifacts.set_aside import set_aside
 from gpuwarden.lifecycle.artifacts.store_contents import StoreContents, read_store, unsettled
 from gpuwarden.lifecycle.artifacts.store_pull import at_rest, readable_store, receive_from_store
@@ -158,7 +158,7 @@ async def _pull_machine(
     if dest is None:
         private_folder(target)
     async with artifacts(backend, job.handle, job.outputs, target) as (manifest, source):
-        listed = believed(ctx, job_id, manifest)
+        listed = with_authentic_seals(ctx, job_id, manifest)
         aside = partial(set_aside, ctx, job_id, target, listed)
         received = await receive(source, listed, target, owner=job_id, progress=progress, replacing=aside)
     manifest = received.sealed(listed)

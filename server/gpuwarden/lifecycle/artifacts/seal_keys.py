@@ -25,7 +25,7 @@ def job_key(ctx: Context, job_id: str) -> str:
     return installation_key(ctx.home, f"seal/{job_id}").hex()
 
 
-def believed(ctx: Context, job_id: str, manifest: Manifest) -> Manifest:
+def with_authentic_seals(ctx: Context, job_id: str, manifest: Manifest) -> Manifest:
     """Return the manifest with the sealed digest of each file that has an authentic seal with a plausible time."""
     if not any(f.seal for f in manifest.files):
         return manifest

@@ -17,7 +17,7 @@ from gpuwarden.core.models import Answer, Artifact, Frozen, Handle, Known, Manif
 from gpuwarden.core.reasons import Code, Reason, because
 from gpuwarden.core.sanitize import line
 from gpuwarden.core.store_address import MANIFEST, StoreAddress, StoredFile
-from gpuwarden.lifecycle.artifacts.seal_keys import believed
+from gpuwarden.lifecycle.artifacts.seal_keys import with_authentic_seals
 from gpuwarden.lifecycle.artifacts.store_contents import StoreList, StoreRow, open_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import JobRecord
@@ -106,7 +106,7 @@ async def machine_digests(ctx: Context, job: JobRecord, handle: Handle, listed: 
             return file.model_copy(update={"sha256": None})
         return now
 
-    manifest = believed(ctx, job.id, listed)
+    manifest = with_authentic_seals(ctx, job.id, listed)
     return manifest.model_copy(update={"files": tuple(with_digest(file) for file in manifest.files)})
 
 

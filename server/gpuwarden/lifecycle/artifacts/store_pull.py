@@ -28,7 +28,7 @@ from gpuwarden.lifecycle.artifacts.set_aside import set_aside
 from gpuwarden.lifecycle.artifacts.store_contents import StoreContents, read_store, unsettled
 from gpuwarden.lifecycle.artifacts.store_copy import disagreement
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.meter import believed, look
+from gpuwarden.lifecycle.leases.meter import confirmed_end, poll_lease
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord
 from gpuwarden.lifecycle.timeouts import store_limit
@@ -57,10 +57,10 @@ async def at_rest(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job's machine is known to be off or gone, in which case only the artifact store can be read."""
     if job.lease is None:
         return False
-    answer = await look(ctx, job.lease)
+    answer = await poll_lease(ctx, job.lease)
     if isinstance(answer, Known):
         return answer.value is None or answer.value.state in _OFF
-    return believed(ctx, job.lease) is not None
+    return confirmed_end(ctx, job.lease) is not None
 
 
 async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
@@ -91,7 +91,7 @@ async def readable_store(ctx: Context, job: JobRecord) -> StoreContents | None:
 
 def nothing_better(ctx: Context, job: JobRecord) -> None:
     """If the machine is gone, record that no better copy than the current one will become available."""
-    if job.lease is None or believed(ctx, job.lease) != "gone":
+    if job.lease is None or confirmed_end(ctx, job.lease) != "gone":
         return
     last = ctx.ledger.last(job.subject, ArtifactsPulled)
     if last is not None:
@@ -113,7 +113,7 @@ async def receive_from_store(
     Raises Conflict if the local copy is newer, or if the list is unsigned and its files differ from the local copy.
     Raises Unreachable if the connection to the store is lost; the files received so far remain.
     """
-    if better := better_here(ctx, job, contents):
+    if better := newer_local_file(ctx, job, contents):
         nothing_better(ctx, job)
         why = (
             "newer than its artifact store"
@@ -171,7 +171,7 @@ async def compare(contents: StoreContents, manifest: Manifest) -> dict[str, str]
     return refused
 
 
-def better_here(ctx: Context, job: JobRecord, contents: StoreContents) -> str:
+def newer_local_file(ctx: Context, job: JobRecord, contents: StoreContents) -> str:
     """Return the path of a file in the last copy that is newer than the store's version, or of a newer checkpoint that
     the store lacks.
 

@@ -23,8 +23,8 @@ from gpuwarden.core.states import Job
 from gpuwarden.hub.files import SCHEME
 from gpuwarden.lifecycle.artifacts.local_copies import Pulled, last_pull, save_verified, seal
 from gpuwarden.lifecycle.artifacts.set_aside import drop_older
-from gpuwarden.lifecycle.artifacts.verify_hub import look_hub, verify_hub
-from gpuwarden.lifecycle.artifacts.verify_remote import LOOK_S, verify_there
+from gpuwarden.lifecycle.artifacts.verify_hub import hub_structure, verify_hub
+from gpuwarden.lifecycle.artifacts.verify_remote import LOOK_S, verify_on_machine
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.records import read_job
 from gpuwarden.remote.transfer.destination import OWNER
@@ -56,7 +56,7 @@ async def verify(
         job = read_job(ctx.ledger, what)
         if where == "instance" or (where == "auto" and job.handle is not None and last_pull(ctx, what) is None):
             seconds = min(LOOK_S, budget.left_s) if budget else LOOK_S
-            return await verify_there(ctx, job, level or Level.CONTENT, against, seconds)
+            return await verify_on_machine(ctx, job, level or Level.CONTENT, against, seconds)
         return await verify_job(
             ctx, what, level or Level.LOAD, against=await _other(ctx, against), progress=progress, limits=limits
         )
@@ -99,7 +99,7 @@ def _pull_of(ctx: Context, path: Path) -> tuple[Pulled | None, str]:
 async def _other(ctx: Context, against: str | None) -> Path | Findings | None:
     if against is None:
         return None
-    return await look_hub(ctx, against) if against.startswith(SCHEME) else Path(against)
+    return await hub_structure(ctx, against) if against.startswith(SCHEME) else Path(against)
 
 
 async def verify_job(

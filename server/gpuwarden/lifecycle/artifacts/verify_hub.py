@@ -15,7 +15,7 @@ from typing import TypeVar
 import anyio
 
 from gpuwarden.checkpoints.budget import Budget
-from gpuwarden.checkpoints.examine import examine, examine_tree, look
+from gpuwarden.checkpoints.examine import examine, examine_file, examine_tree
 from gpuwarden.checkpoints.findings import ExamineOptions, Expected, Findings
 from gpuwarden.checkpoints.safe_file import Source
 from gpuwarden.checkpoints.tree import Folder, Tree
@@ -83,7 +83,7 @@ async def verify_hub(
     return _complete(listing, await _thread(work), address)
 
 
-async def look_hub(ctx: Context, address: str) -> Findings:
+async def hub_structure(ctx: Context, address: str) -> Findings:
     """Return the structure of a checkpoint on the Hub, for comparison with another checkpoint."""
     config, listing = await _list(ctx, address)
     return await _thread(partial(_headers, listing, config, None))
@@ -125,7 +125,7 @@ def _headers(listing: Listing, config: HubConfig, progress: Callable[[int], None
     ask = ExamineOptions(False, _THREADS, expected=_expected(listing), progress=progress, budget=budget, open=opened)
     if alone:
         name = next(iter(paths))
-        return Findings(root, {name: look(root / name, name, ask)}, None, [], open=opened)
+        return Findings(root, {name: examine_file(root / name, name, ask)}, None, [], open=opened)
     return examine_tree(_tree(root, _inside(listing)), ask)
 
 

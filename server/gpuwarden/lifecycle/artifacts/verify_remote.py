@@ -107,7 +107,7 @@ class _Found(_Foreign):
     compared: _Compared | None = None
 
 
-async def verify_there(
+async def verify_on_machine(
     ctx: Context, job: JobRecord, level: Level, against: str | None = None, seconds: float = LOOK_S
 ) -> Report:
     """Examine a job's files on its machine, and record the report as the machine's claim.

@@ -26,12 +26,12 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.provisioning import restart
-from gpuwarden.lifecycle.execution.relaunch import may_relaunch, taken
+from gpuwarden.lifecycle.execution.relaunch import may_relaunch, was_interrupted
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt, launch_within_limits
 from gpuwarden.lifecycle.execution.running import relaunch
 from gpuwarden.lifecycle.execution.transitions import move, over_cap
 from gpuwarden.lifecycle.leases.accounts import BoundProvider
-from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.meter import poll_lease
 from gpuwarden.lifecycle.leases.self_stop import STATUS, survives_stop
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_lease
 
@@ -51,12 +51,12 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
         return move(ctx, job, JobCanceled(), because(Code.COST_CAP, cap=usd(job.spec.max_cost_usd)))
     place = job.place
     if job.lease is not None:
-        answer = await look(ctx, job.lease)
+        answer = await poll_lease(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         lease = read_lease(ctx.ledger, job.lease)
         if answer.value is None:
-            return lease.state is Lease.STOPPED and await _machine_gone(ctx, job)
+            return lease.state is Lease.STOPPED and await _handle_reclaimed(ctx, job)
         if not job.resume_requested:
             return False
         if not await _up(ctx, job, lease, answer.value) or answer.value.place is None:
@@ -72,9 +72,9 @@ async def paused(ctx: Context, job: JobRecord) -> bool:
     return await launch_within_limits(ctx, job, place, Code.RELAUNCH if interrupted else Code.RESUMED)
 
 
-async def _machine_gone(ctx: Context, job: JobRecord) -> bool:
+async def _handle_reclaimed(ctx: Context, job: JobRecord) -> bool:
     """Relaunch a job whose machine was reclaimed, if the user allowed it; otherwise end the job."""
-    if may_relaunch(ctx, job.id) and taken(ctx, job):
+    if may_relaunch(ctx, job.id) and was_interrupted(ctx, job):
         return job.resume_requested and await relaunch(ctx, job)
     if ctx.ledger.last(f"lease/{job.lease}", VerbSent) is not None:
         return move(ctx, job, JobCanceled(), because(Code.ENDED_PAUSED))
@@ -105,7 +105,7 @@ def _start_due(ctx: Context, job: JobRecord, lease: LeaseRecord) -> bool:
     return not tries or ctx.clock.now() - tries[-1].at >= doubled(START_AGAIN_S, len(tries), LONGEST_START_S)
 
 
-def stop_keeps(ctx: Context, job: JobRecord) -> bool:
+def stop_is_reversible(ctx: Context, job: JobRecord) -> bool:
     """Return whether stopping a job's machine ends its billing, is reversible, and keeps the files for a resume."""
     profile = ctx.profile(job.spec.platform)
     undone = "stop" in profile.verbs.reversible and "stop" in profile.meter.stops_on

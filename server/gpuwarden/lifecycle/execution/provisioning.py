@@ -45,7 +45,7 @@ from gpuwarden.lifecycle.execution.price_change import allowed_price, price_sett
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
 from gpuwarden.lifecycle.leases.accounts import BoundProvider, account_in_use
 from gpuwarden.lifecycle.leases.expirations import longest_run_s
-from gpuwarden.lifecycle.leases.meter import believed, given_back, look, spent
+from gpuwarden.lifecycle.leases.meter import confirmed_end, given_back, poll_lease, spent
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers
 from gpuwarden.lifecycle.leases.termination import request_end
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_lease, recalled
@@ -214,7 +214,7 @@ def _holder(ctx: Context, lease: LeaseRecord, instance: Instance) -> str | None:
     for name in (s.removeprefix("lease/") for s in ctx.ledger.leases_of_instance(instance.id)):
         if (
             name != lease.id
-            and believed(ctx, name) != "gone"
+            and confirmed_end(ctx, name) != "gone"
             and read_lease(ctx.ledger, name).platform == lease.platform
         ):
             return name
@@ -251,14 +251,14 @@ async def provisioning(ctx: Context, job: JobRecord) -> bool:
         return await _adopt(ctx, lease)
     if given_back(ctx, lease):
         return await _abandon(ctx, job, lease, "")
-    return await _booting(ctx, job, lease, await look(ctx, lease.id))
+    return await _booting(ctx, job, lease, await poll_lease(ctx, lease.id))
 
 
 async def refresh_lease(ctx: Context, lease_id: str) -> None:
     """Poll a lease's instance, regardless of its job's state. The caller holds the job's lock."""
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is not None:
-        await look(ctx, lease_id)
+        await poll_lease(ctx, lease_id)
         await _give_back(ctx, lease_id)
     elif lease.state is Lease.UNVERIFIED:
         await _adopt(ctx, lease)

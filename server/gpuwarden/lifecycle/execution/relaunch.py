@@ -64,7 +64,7 @@ def may_relaunch(ctx: Context, job_id: str) -> bool:
     return ctx.ledger.last(f"job/{job_id}", RelaunchAllowed) is not None
 
 
-def taken(ctx: Context, job: JobRecord) -> bool:
+def was_interrupted(ctx: Context, job: JobRecord) -> bool:
     """Return whether a job ran on its machine and gpuwarden did not ask to stop or terminate that machine."""
     if job.lease is None or job.handle is None or ctx.ledger.last(job.subject, JobSubmitted) is None:
         return False
@@ -102,7 +102,7 @@ def next_machine(ctx: Context, job: JobRecord) -> Relaunch | str:
     allowed = ctx.ledger.last(job.subject, RelaunchAllowed)
     if allowed is None:
         return "the user has not allowed it"
-    if not taken(ctx, job):
+    if not was_interrupted(ctx, job):
         return "a request to stop or terminate its machine was made"
     worst, leases = job.worst_cost, lease_ids_of(ctx.ledger, job.id, *(set(Lease) - {Lease.NONE}))
     if worst is None or job.price is None:

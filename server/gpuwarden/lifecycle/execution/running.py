@@ -39,10 +39,10 @@ from gpuwarden.lifecycle.execution.arrays import refused, send_array, sent_befor
 from gpuwarden.lifecycle.execution.bootstrap import pinned
 from gpuwarden.lifecycle.execution.launch_order import order_of, secrets_of
 from gpuwarden.lifecycle.execution.provisioning import rent, restart
-from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch, next_machine, taken
+from gpuwarden.lifecycle.execution.relaunch import awaits_store, may_relaunch, next_machine, was_interrupted
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt, launch_within_limits
 from gpuwarden.lifecycle.execution.transitions import MAYBE_DONE, move, over_cap
-from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.meter import poll_lease
 from gpuwarden.lifecycle.leases.self_stop import self_stop_order
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.leases.shared_answers import shared_answers
@@ -81,7 +81,7 @@ async def submitting(ctx: Context, job: JobRecord) -> bool:
     # Ending a fan-out does not cancel a job whose rented machine is already billed, or a second attempt.
     unwanted = attempt == 1 and job.lease is None and recalled(ctx.ledger, job.id)
     capped = over_cap(ctx, job)
-    machine = await look(ctx, job.lease) if job.lease is not None else None
+    machine = await poll_lease(ctx, job.lease) if job.lease is not None else None
     if _gone(machine):
         return _lease_ended(ctx, job) and move(ctx, job, JobFailed(), because(Code.GONE_EARLY))
     if job.cancel_requested or unwanted or capped:
@@ -130,7 +130,7 @@ async def _launch(ctx: Context, job: JobRecord, place: Place, attempt: int) -> b
 async def running(ctx: Context, job: JobRecord) -> bool:
     """Observe the process and its machine, and change the job's state if the two observations determine it."""
     assert job.handle is not None
-    machine: Answer[Instance | None] | None = await look(ctx, job.lease) if job.lease else None
+    machine: Answer[Instance | None] | None = await poll_lease(ctx, job.lease) if job.lease else None
     rests = self_stopped(ctx, job)
     if limit := _limit(ctx, job, rests=rests):
         return await _end(ctx, job, machine, limit)
@@ -156,7 +156,7 @@ async def running(ctx: Context, job: JobRecord) -> bool:
     if state is Job.FAILED and _gone(machine):
         if not _lease_ended(ctx, job):
             return False  # a second poll must confirm that the machine is gone
-        lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and taken(ctx, job)
+        lost = reason.code is Code.GONE and may_relaunch(ctx, job.id) and was_interrupted(ctx, job)
         state = Job.PREEMPTED if lost else state  # the next step rents another machine or fails the job
     return _moved(ctx, job, state, reason, observed)
 
@@ -375,17 +375,17 @@ async def preempted(ctx: Context, job: JobRecord) -> bool:
     if times > limit:
         return move(ctx, job, JobFailed(), because(Code.MAX_RESTARTS, times=times, limit=limit))
     if job.lease is not None:
-        answer = await look(ctx, job.lease)
+        answer = await poll_lease(ctx, job.lease)
         if isinstance(answer, Unknown):
             return False
         if answer.value is None:
             return _lease_ended(ctx, job) and await relaunch(ctx, job)
-        return await _launch_again(ctx, job, job.lease, answer.value)
+        return await _launch_next_attempt(ctx, job, job.lease, answer.value)
     assert job.place is not None
     return move(ctx, job, JobSubmitting(attempt=job.attempt + 1, place=job.place), because(Code.RELAUNCH))
 
 
-async def _launch_again(ctx: Context, job: JobRecord, lease: str, machine: Instance) -> bool:
+async def _launch_next_attempt(ctx: Context, job: JobRecord, lease: str, machine: Instance) -> bool:
     """Start the next attempt on the job's machine once it is running. If the machine was interrupted, restart it."""
     try:
         if job.resumed:  # the cost of the pause counts against the limits

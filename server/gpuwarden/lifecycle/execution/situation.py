@@ -13,12 +13,12 @@ from gpuwarden.core.states import LIVE_LEASES, OPEN_TEARDOWNS, TERMINAL_JOBS, Jo
 from gpuwarden.ledger.events import AutoTeardownAnnounced, AutoTeardownHeld, AutoTeardownOrdered, CreateAbsent
 from gpuwarden.lifecycle.artifacts.local_copies import copy_state
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.execution.pausing import stop_keeps
+from gpuwarden.lifecycle.execution.pausing import stop_is_reversible
 from gpuwarden.lifecycle.execution.price_change import price_question
 from gpuwarden.lifecycle.execution.recovery_advice import recovery_steps
 from gpuwarden.lifecycle.execution.relaunch import awaits_store
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, effective_order, watched
-from gpuwarden.lifecycle.leases.meter import believed, given_back, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, given_back, lease_now
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import (
@@ -73,7 +73,7 @@ def situation(ctx: Context, job: JobRecord) -> Situation:
     if lease is None:
         return now if job.state not in TERMINAL_JOBS else replace(now, copy=copy_state(ctx, job.id))
     ticket = open_ticket(ctx, lease)
-    stoppable = job.state is Job.PAUSED and stop_keeps(ctx, job)
+    stoppable = job.state is Job.PAUSED and stop_is_reversible(ctx, job)
     ordered = automatic_teardown(ctx, job.id)
     announced = ctx.ledger.last(job.subject, AutoTeardownAnnounced) if ordered else None
     due = announced is not None and ticket is not None and announced.data.ticket == ticket.id
@@ -100,7 +100,7 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
     """Return the names of the storage that is still billed after every machine of a job is gone."""
     leases = [read_lease(ctx.ledger, name) for name in lease_ids_of(ctx.ledger, job.id)]
     rented = [lease for lease in leases if lease.instance_id is not None]
-    if not rented or any(believed(ctx, lease.id) != "gone" for lease in rented):
+    if not rented or any(confirmed_end(ctx, lease.id) != "gone" for lease in rented):
         return ()
     try:
         return ctx.profile(rented[-1].platform).residue("terminate", requested=job.spec.durable_storage)
@@ -111,14 +111,14 @@ def remains(ctx: Context, job: JobRecord) -> tuple[str, ...]:
 def machine_of(ctx: Context, job: JobRecord) -> LeaseRecord | None:
     """Return the lease that a job's next step applies to: the lease of its current machine, or another billed lease."""
     live = lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
-    if job.lease is None or (job.lease not in live and live and believed(ctx, job.lease) == "gone"):
+    if job.lease is None or (job.lease not in live and live and confirmed_end(ctx, job.lease) == "gone"):
         return lease_now(ctx, live[0]) if live else None
     return lease_now(ctx, job.lease)
 
 
 def _machine(ctx: Context, lease: LeaseRecord) -> Machine:
     if lease.state in {Lease.STOPPED, Lease.NONE}:
-        return Machine.OFF if believed(ctx, lease.id) == "stopped" else Machine.GONE
+        return Machine.OFF if confirmed_end(ctx, lease.id) == "stopped" else Machine.GONE
     if lease.instance_id is None:
         return Machine.UNSEEN
     off = lease.instance is not None and lease.instance.state in _OFF

@@ -19,7 +19,7 @@ from gpuwarden.lifecycle.artifacts.pull import pull
 from gpuwarden.lifecycle.artifacts.verify import verify_job
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.records import FanOutRecord, read_fan_out
-from gpuwarden.lifecycle.leases.meter import believed
+from gpuwarden.lifecycle.leases.meter import confirmed_end
 from gpuwarden.lifecycle.records import JobRecord, read_job, read_lease
 
 MAX_REPORT: Final = 1 << 20
@@ -61,7 +61,7 @@ async def _collected(ctx: Context, fan: FanOutRecord, queue: QueueIntent, job: J
             return QueueCollected(job=job.id, lost=line(error.message, 200))
     except WardenError as error:
         gone = job.lease is not None and read_lease(ctx.ledger, job.lease).state is Lease.STOPPED
-        if not gone or job.lease is None or believed(ctx, job.lease) != "gone":
+        if not gone or job.lease is None or confirmed_end(ctx, job.lease) != "gone":
             raise
         if last_pull(ctx, job.id) is None:
             return QueueCollected(job=job.id, lost=line(error.message, 200))

@@ -12,7 +12,7 @@ from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.fan_out.holds import fan_out_conditions
 from gpuwarden.lifecycle.fan_out.launching import FanOutResult, advance_fan_out
 from gpuwarden.lifecycle.monitoring.alert_conditions import DAY_S, Condition
-from gpuwarden.lifecycle.monitoring.inventory import what_went_wrong
+from gpuwarden.lifecycle.monitoring.inventory import error_message
 
 FIRST_WAIT_S: Final = 30.0
 MOST_WAIT_S: Final = 600.0
@@ -74,7 +74,7 @@ class FanOuts:
         try:
             found = await advance_fan_out(self.ctx, fan_id, jobs=False)
         except Exception as error:
-            self._trouble[fan_id] = {fan_id: what_went_wrong(error)}
+            self._trouble[fan_id] = {fan_id: error_message(error)}
             return True
         self._trouble[fan_id] = {job: f"its copy has not been proven yet: {why}" for job, why in found.trouble}
         self._last[fan_id] = found

@@ -122,7 +122,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
         if now.fan.ended:
             return (Held(Hold.ENDED) if now.cells.launchable else None), launched
         if room > 0 and now.fan.plan.search is not None:
-            now = _asked(ctx, now, room)
+            now = _choose_cells(ctx, now, room)
         if not now.cells.launchable or room <= 0:
             stuck = now.cells.launchable and now.idle and not now.live
             return (Held(Hold.MACHINES, ", ".join(now.idle[:8])) if stuck else None), launched
@@ -132,7 +132,7 @@ async def _launch_all(ctx: Context, fan_id: str) -> tuple[Held | None, list[str]
         launched += jobs
 
 
-def _asked(ctx: Context, now: FanOutStatus, room: int) -> FanOutStatus:
+def _choose_cells(ctx: Context, now: FanOutStatus, room: int) -> FanOutStatus:
     """Let the search choose cells for the free machines, and record these cells."""
     fan, free = now.fan, room * now.fan.plan.base.gpu_count - len(now.cells.launchable)
     count = min(free, fan.plan.size - len(fan.cells))

@@ -99,7 +99,7 @@ async def change_limits(
     if receipt is None:
         return _issue(ctx, fan, wanted, checked)
     issued = read_receipt(ctx.ledger, receipt).issued
-    if issued.spec_digest != _asked(fan, wanted):
+    if issued.spec_digest != _change_digest(fan, wanted):
         raise Conflict(
             "the receipt was issued for other limits, or the limits have changed since then", WITHOUT_RECEIPT
         )
@@ -124,7 +124,7 @@ def _rises(fan: FanOutRecord, wanted: FanOutPlan, checked: CheckedSubmission) ->
     return more or dearer or wanted.max_machines > fan.plan.max_machines
 
 
-def _asked(fan: FanOutRecord, wanted: FanOutPlan) -> str:
+def _change_digest(fan: FanOutRecord, wanted: FanOutPlan) -> str:
     """Return the digest of a limit change: the fan-out's id, its number of decisions, and the requested plan."""
     return digest([fan.id, fan.decisions, wanted.digest])
 
@@ -145,7 +145,7 @@ def _issue(ctx: Context, fan: FanOutRecord, wanted: FanOutPlan, checked: Checked
     """Record that higher limits passed the gate, with the question for the user, and return the limits."""
     facts, ticket = checked.facts, f"r{random.token_hex(8)}"
     issued = ReceiptIssued(
-        spec_digest=_asked(fan, wanted),
+        spec_digest=_change_digest(fan, wanted),
         facts_digest=facts.digest,
         price=facts.price,
         expires_at=ctx.clock.now() + ctx.policy.receipt_ttl_s,

@@ -39,18 +39,18 @@ PRICE_CHANGE, CENT = 0.01, 0.01
 """Smallest change in a price (as a fraction) or in a bill (in US dollars) that is recorded."""
 
 
-async def look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
+async def poll_lease(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     """Poll the provider for a lease's instance, and record changes.
 
     Return Known(None) if the instance is reported gone, even if that is not confirmed yet.
     """
-    answer = await _look(ctx, lease_id)
+    answer = await _poll_lease(ctx, lease_id)
     if (walk := shared_answers(ctx)) is not None:
         walk.settled(f"lease/{lease_id}")
     return answer
 
 
-async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
+async def _poll_lease(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     lease = read_lease(ctx.ledger, lease_id)
     if lease.instance_id is None:
         return Unknown("the provider has not reported the instance's id yet")
@@ -70,7 +70,7 @@ async def _look(ctx: Context, lease_id: str) -> Answer[Instance | None]:
     if instance is None or instance.state in ENDED:
         _confirm(ctx, lease, "gone", instance)
         return Known(None)
-    if instance.meter is False and _rests(ctx, lease, instance) and not given_back(ctx, lease):
+    if instance.meter is False and _stays_off(ctx, lease, instance) and not given_back(ctx, lease):
         _confirm(ctx, lease, "stopped", instance)
         return answer
     _record_alive(ctx, lease, instance)
@@ -103,7 +103,7 @@ def lease_now(ctx: Context, lease_id: str) -> LeaseRecord:
     heard = ctx.seen.get(lease_id)
     if heard is not None and (not lease.answers or heard[0] >= lease.answers[-1][0]):
         lease = replace(lease, answers=(*lease.answers, heard))
-    if believed(ctx, lease_id) == "gone":
+    if confirmed_end(ctx, lease_id) == "gone":
         cost = lease.cost_by(lease.since) if lease.answers else None
     else:
         cost = lease.cost_by(ctx.clock.now(), read_job(ctx.ledger, lease.job_id).price)
@@ -122,7 +122,7 @@ def spent(ctx: Context, lease_id: str) -> float | None:
     return lease_now(ctx, lease_id).cost
 
 
-def believed(ctx: Context, lease_id: str) -> str | None:
+def confirmed_end(ctx: Context, lease_id: str) -> str | None:
     """Return the confirmed state of a machine: `gone`, or `stopped` (disk kept); None if the lease has not ended."""
     return ended_as(ctx.ledger.history(f"lease/{lease_id}"))
 
@@ -135,7 +135,7 @@ def given_back(ctx: Context, lease: LeaseRecord) -> bool:
     return ctx.ledger.last(lease.subject, AbandonIntent) is not None
 
 
-def _rests(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
+def _stays_off(ctx: Context, lease: LeaseRecord, instance: Instance) -> bool:
     """Return whether an instance that is not billed stays off.
 
     An interrupted instance may run again, unless a stop was requested; a platform may report both cases as the same
@@ -176,7 +176,7 @@ def _confirm(ctx: Context, lease: LeaseRecord, saw: Literal["gone", "stopped"], 
 
     A machine whose bill grows by more than its disk costs counts as running, regardless of the reported state.
     """
-    if lease.state is Lease.NONE or saw == believed(ctx, lease.id):
+    if lease.state is Lease.NONE or saw == confirmed_end(ctx, lease.id):
         if saw == "stopped" and instance is not None and (why := _ran_unseen(ctx, lease, instance)):
             ctx.ledger.add(lease.subject, LeaseCameBack(why=why, instance=instance))
         return

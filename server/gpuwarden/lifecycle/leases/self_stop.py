@@ -27,7 +27,7 @@ from gpuwarden.ledger.events import (
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.accounts import BoundProvider
 from gpuwarden.lifecycle.leases.budgets import over_caps
-from gpuwarden.lifecycle.leases.meter import lease_now, look
+from gpuwarden.lifecycle.leases.meter import lease_now, poll_lease
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
 from gpuwarden.lifecycle.records import JobRecord, read_job
 
@@ -107,7 +107,7 @@ async def wake(ctx: Context, job_id: str) -> None:
     if job.lease is None or job.handle is None or job.handle.place.self_stop_order is None:
         return
     async with ctx.lock(job_id):
-        answer = await look(ctx, job.lease)  # its state may have changed since the last poll
+        answer = await poll_lease(ctx, job.lease)  # its state may have changed since the last poll
         machine, subject = answer.value if isinstance(answer, Known) else None, f"lease/{job.lease}"
         woken = ctx.ledger.last(subject, ResumeIntent)
         later = (ctx.ledger.last(subject, SelfStopArmed), ctx.ledger.last(subject, VerbSent))  # a stop cancels a start
@@ -149,7 +149,7 @@ async def _start(ctx: Context, job: JobRecord, machine: Instance) -> None:
             ctx.ledger.add(lease.subject, StartRefused(why=started.why))
     until = ctx.clock.now() + WAKE_S
     while True:
-        answer = await look(ctx, job.lease)
+        answer = await poll_lease(ctx, job.lease)
         instance = answer.value if isinstance(answer, Known) else None
         if instance is not None and instance.state is InstanceState.RUNNING and instance.place is not None:
             return

@@ -9,7 +9,7 @@ from gpuwarden.core.models import InstanceState
 from gpuwarden.core.states import Lease
 from gpuwarden.ledger.events import JobSubmitted, LeaseCameBack, ResumeIntent, VerbSent
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.records import JobRecord
 
 
@@ -26,7 +26,7 @@ def self_stopped(ctx: Context, job: JobRecord) -> bool:
     sent, began = ctx.ledger.last(lease.subject, VerbSent), ctx.ledger.last(job.subject, JobSubmitted)
     back = ctx.ledger.last(lease.subject, LeaseCameBack)
     since = max(event.seq for event in (began, back) if event is not None) if began or back else 0
-    return believed(ctx, lease.id) != "gone" and (sent is None or sent.seq < since)
+    return confirmed_end(ctx, lease.id) != "gone" and (sent is None or sent.seq < since)
 
 
 def started_since(ctx: Context, job: JobRecord, seq: int) -> bool:

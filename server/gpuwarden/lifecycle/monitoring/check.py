@@ -25,7 +25,7 @@ from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.resume_limits import allowed_attempt
 from gpuwarden.lifecycle.execution.running import observe
 from gpuwarden.lifecycle.execution.situation import TeardownPlan, following, open_ticket, teardown_plan
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.monitoring.alert_conditions import raise_overdue
 from gpuwarden.lifecycle.monitoring.decision_checks import CheckOutcome
 from gpuwarden.lifecycle.monitoring.diagnose import NOTHING, Explanations, diagnosed
@@ -135,7 +135,7 @@ async def check(ctx: Context, job_id: str, *, cursor: int | None = None, limit: 
 
 def _arranged(ctx: Context, job: JobRecord, lease: LeaseRecord | None) -> TeardownPlan | None:
     """Return the user's advance decision about the machine's teardown; None if no decision or machine exists."""
-    return None if lease is None or believed(ctx, lease.id) == "gone" else teardown_plan(ctx, job)
+    return None if lease is None or confirmed_end(ctx, lease.id) == "gone" else teardown_plan(ctx, job)
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ async def reconcile(ctx: Context, skip: Container[str] = ()) -> dict[str, str]:
             try:
                 await proceed(ctx, ticket)
             except Exception as error:
-                trouble[ticket] = what_went_wrong(error)
+                trouble[ticket] = error_message(error)
     return trouble
 
 
@@ -198,13 +198,13 @@ async def _advance_all(ctx: Context, jobs: list[JobRecord]) -> dict[str, str]:
                 ):
                     await observe(ctx, job)  # the status reports a failed self-stop or upload
         except Exception as error:
-            trouble[job_id] = what_went_wrong(error)
+            trouble[job_id] = error_message(error)
         if anyio.current_time() - begun > timeouts.ASK_S and ctx.profile(platform).meter.metered:
             slow.add(platform)  # the platform's other jobs would delay the round as well
     return trouble
 
 
-def what_went_wrong(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """Return the message of the error that a step raised. Unexpected errors are also logged."""
     known = as_warden_error(error)
     if isinstance(known, Internal):
@@ -227,7 +227,7 @@ async def list_instances(ctx: Context) -> Inventory:
     """Reconcile, then list all machines on every platform that this ledger has used or that has an API key."""
     trouble = await reconcile(ctx)
     listed, unread = await sweep(ctx)
-    there = await _still_there(ctx)
+    there = await _machine_leases(ctx)
     rows: list[Row] = []
     for platform, machines in listed.items():
         mine = [lease for lease in there if lease.platform == platform]
@@ -245,7 +245,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
 
     Return the listed machines and the reasons for failures, by platform. A list that can't be read is empty.
     """
-    there = await _still_there(ctx)
+    there = await _machine_leases(ctx)
     platforms = sorted({*ctx.ledger.platforms(), *ctx.configured()})
     found: dict[str, tuple[Instance, ...]] = dict.fromkeys(platforms, ())
     trouble: dict[str, str] = {}
@@ -254,7 +254,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
         try:
             answer = await in_time(platform, ctx.provider(platform).list())
         except Exception as error:
-            answer = Unknown(what_went_wrong(error))
+            answer = Unknown(error_message(error))
         if isinstance(answer, Unknown):
             trouble[platform] = answer.why
             return
@@ -274,7 +274,7 @@ async def sweep(ctx: Context) -> tuple[dict[str, tuple[Instance, ...]], dict[str
     return found, trouble
 
 
-async def _still_there(ctx: Context) -> list[LeaseRecord]:
+async def _machine_leases(ctx: Context) -> list[LeaseRecord]:
     """Return the leases whose machines may be billed, then those whose machines are stopped.
 
     Within each group, the least recently changed lease is first.
@@ -325,5 +325,5 @@ async def _reopen(ctx: Context, platform: str, listed: tuple[Instance, ...]) -> 
                 elif lease.instance_id is None or lease.state is Lease.STOPPED:
                     await refresh_lease(ctx, lease.id)
         except Exception as error:
-            trouble[instance.id] = what_went_wrong(error)
+            trouble[instance.id] = error_message(error)
     return trouble

@@ -71,7 +71,7 @@ async def gather(ctx: Context, job_id: str, succeeded: str | None = None) -> Les
     log = redact(tail, hidden)
     lines = failing_lines(log)
     known = await anyio.to_thread.run_sync(lambda: diagnose(shipped(), log, limit=3))
-    again = await _again(ctx, job, lines[0]) if lines else ()
+    again = await _repeated_failures(ctx, job, lines[0]) if lines else ()
     changes = ""
     if fixed is not None:
         old, new = job.spec.model_dump(mode="json"), fixed.spec.model_dump(mode="json")
@@ -116,7 +116,7 @@ def _akin(job: JobRecord, failed: JobRecord) -> bool:
     return same or (job.spec.name == failed.spec.name and job.spec.name != "job")
 
 
-async def _again(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
+async def _repeated_failures(ctx: Context, job: JobRecord, error: str) -> tuple[str, ...]:
     """Return the ids of other failed attempts whose logs have the same error, apart from numbers and names."""
     signature = signature_for(error)
     tries = [j for j in (read_job(ctx.ledger, i) for i in job_ids(ctx.ledger, *FAILED)) if _akin(j, job)]

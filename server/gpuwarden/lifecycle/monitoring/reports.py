@@ -21,7 +21,7 @@ from gpuwarden.core.states import TERMINAL_JOBS, Lease
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.leases.meter import lease_now
 from gpuwarden.lifecycle.leases.self_stopped import self_stopped
-from gpuwarden.lifecycle.monitoring.inventory import unsettled, what_went_wrong
+from gpuwarden.lifecycle.monitoring.inventory import error_message, unsettled
 from gpuwarden.lifecycle.records import JobRecord, read_job
 from gpuwarden.metrics.points import Malformed, PostedAlert, PostedPoints, alert_fields, read_alert, read_points
 from gpuwarden.metrics.store import Batch
@@ -112,7 +112,7 @@ class ReportPuller:
                 came = False
             except (WardenError, OSError) as error:
                 if job_id not in self.ctx.blind:  # otherwise, the failed observation is already reported
-                    self.trouble[job_id] = f"its metrics have not been fetched yet: {what_went_wrong(error)}"
+                    self.trouble[job_id] = f"its metrics have not been fetched yet: {error_message(error)}"
                 continue
             if job.state in TERMINAL_JOBS and not came:
                 self._done.add(job_id)

@@ -19,7 +19,7 @@ from gpuwarden.ledger.events import AutoTeardownAnnounced, ReceiptIssued, Teardo
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.situation import following, machine_of, situation
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown, order_for
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.notify import ends_at
 from gpuwarden.lifecycle.records import JobRecord, LeaseRecord, read_job, read_receipt, read_teardown, receipt_used
 
@@ -102,7 +102,7 @@ def _teardown(ctx: Context, ticket: str) -> Waiting:
 
 def _of_machine(ctx: Context, job: JobRecord, lease: LeaseRecord, verb: Verb, ticket: str) -> Waiting:
     """Return the question of whether a machine may be torn down, with the machine's costs."""
-    off = believed(ctx, lease.id) == "stopped"
+    off = confirmed_end(ctx, lease.id) == "stopped"
     price = lease.instance.stopped_usd_per_hour if off and lease.instance else lease.price
     rate = "" if price is None else f", {usd_per_hour(price)}"
     meter = f"it is stopped and its disk may be billed{rate}" if off else f"it is billed{rate}"

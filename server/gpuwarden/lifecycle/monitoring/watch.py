@@ -37,11 +37,11 @@ from gpuwarden.lifecycle.monitoring.alert_conditions import (
 )
 from gpuwarden.lifecycle.monitoring.balances import dated
 from gpuwarden.lifecycle.monitoring.inventory import (
+    error_message,
     leases_of,
     reconcile,
     sweep,
     unsettled,
-    what_went_wrong,
 )
 from gpuwarden.lifecycle.monitoring.reports import ReportPuller
 from gpuwarden.lifecycle.notify import Alert, AlertSender, Key, record
@@ -191,7 +191,7 @@ class Watcher:
                 trouble["ledger"] = f"{doubt.message}. {doubt.hint}"
             return Round(tuple(news), tuple(self._raised.values()), trouble)
         except Exception as error:
-            return Round((), tuple(self._raised.values()), {"watch": what_went_wrong(error)})
+            return Round((), tuple(self._raised.values()), {"watch": error_message(error)})
 
     def _awake_since(self, now: float) -> float:
         """Return the time of the first round since the last gap.
@@ -299,6 +299,6 @@ async def _alone(lock: FileLock, name: str, *workers: BackgroundCopier | FanOuts
         for worker in workers if lock.is_locked else ():
             await worker.round()
     except Exception as error:
-        workers[0].trouble[name] = what_went_wrong(error)
+        workers[0].trouble[name] = error_message(error)
     finally:
         lock.release()

@@ -14,7 +14,7 @@ from gpuwarden.static_analysis.parsing import parse
 from gpuwarden.static_analysis.script import read_header
 
 
-def whole_script(text: str, folder: Path | None = None) -> str:
+def with_trainer_package(text: str, folder: Path | None = None) -> str:
     """Return a script with the package `gputrain` included, if it imports the package and its header does not list it.
 
     The package is read from the script's folder if the folder contains it; otherwise, the bundled package is used. A
@@ -42,10 +42,12 @@ def whole_script(text: str, folder: Path | None = None) -> str:
 
 def script_file(root: Path, name: str) -> str:
     """Return the text of a script file in `root`, with the package included. Raises BadRequest like `script_in`."""
-    return whole_script(script_in(root, name), (root / name).parent)
+    return with_trainer_package(script_in(root, name), (root / name).parent)
 
 
-def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]) -> tuple[str, tuple[str, ...]] | None:
+def started_program(
+    root: Path, command: Sequence[str], files: Sequence[InputFile]
+) -> tuple[str, tuple[str, ...]] | None:
     """Return the text and the arguments of the input that a command starts; None if it does not start a Python file.
 
     If the package is also an input, the text includes it, because the analysis needs both in one text. The job runs the
@@ -57,4 +59,4 @@ def whole_program(root: Path, command: Sequence[str], files: Sequence[InputFile]
     path, text, args = found
     folder = (root / path).parent
     named = PurePosixPath(path).parent / PACKAGE / "__init__.py"
-    return whole_script(text, folder) if any(f.path == str(named) for f in files) else text, args
+    return with_trainer_package(text, folder) if any(f.path == str(named) for f in files) else text, args

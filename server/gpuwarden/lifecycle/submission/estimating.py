@@ -14,10 +14,10 @@ from gpuwarden.core.errors import BadRequest, NotFound, Unreachable
 from gpuwarden.core.hardware import GPUS, Gpu, gpu_of
 from gpuwarden.core.models import JobSpec
 from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.hub.details import look
+from gpuwarden.hub.details import read_repo
 from gpuwarden.hub.preflight_facts import hub_facts, read_config
 from gpuwarden.lifecycle.context import Context
-from gpuwarden.lifecycle.submission.bundling import whole_script
+from gpuwarden.lifecycle.submission.bundling import with_trainer_package
 from gpuwarden.static_analysis.estimate.memory import vram
 from gpuwarden.static_analysis.estimate.parts import parts_of
 from gpuwarden.static_analysis.estimate.setup import Interval, Run, run_of
@@ -105,7 +105,7 @@ async def _of_script(ctx: Context, path: Path, args: Sequence[str], config: HubC
     text = _read_text(path)
     if text is None:
         raise NotFound(f"the script {path} can't be read", "Specify the path of a Python script.")
-    text = whole_script(text, path.parent)
+    text = with_trainer_package(text, path.parent)
     script = read_script(text, {}, args)
     if script.error:
         raise BadRequest(f"the script can't be read: {script.error}", "Fix the script.")
@@ -147,7 +147,7 @@ async def _described(what: str, config: HubConfig) -> dict[str, Any]:
     if (Path(what) / _PIPELINE).is_file():
         return {"_class_name": "DiffusionPipeline"}
     async with HubClient(config) as hub:
-        repo = await look(hub, what, "model", most_files=2_000)
+        repo = await read_repo(hub, what, "model", most_files=2_000)
         if repo.status == "error":
             raise Unreachable(f"model {what!r} could not be read: {repo.why}", "Try again.")
         if not repo.exists:

@@ -33,10 +33,10 @@ from gpuwarden.lifecycle.execution.bootstrap import pin_host_key, probe_host
 from gpuwarden.lifecycle.execution.provisioning import wanted
 from gpuwarden.lifecycle.offers import ask_offer
 from gpuwarden.lifecycle.records import read_job
-from gpuwarden.lifecycle.submission.bundling import whole_program
+from gpuwarden.lifecycle.submission.bundling import started_program
 from gpuwarden.lifecycle.submission.inputs import Inputs, list_inputs
 from gpuwarden.lifecycle.submission.local_modules import local_modules
-from gpuwarden.lifecycle.submission.needs import files_here, needs_of_job
+from gpuwarden.lifecycle.submission.needs import local_files, needs_of_job
 from gpuwarden.lifecycle.submission.rehearsing import rehearsed
 from gpuwarden.providers.base import account_key_values, account_keys
 from gpuwarden.rules.catalog import rules_of, unusable_rules
@@ -58,7 +58,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         profile = None
     config = cache(partial(HubConfig.from_env, ctx.env))  # called only if needed, because it imports huggingface_hub
     inputs = await _inputs(ctx, spec, profile)
-    program = whole_program(ctx.cwd or Path.cwd(), spec.command, inputs.files)
+    program = started_program(ctx.cwd or Path.cwd(), spec.command, inputs.files)
     script: ScriptFacts | None
     if elsewhere is None:
         script, script_url = await read_spec(spec, config, [f.path for f in inputs.files], program)
@@ -69,7 +69,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
     backend = None if profile is None or unusable else ctx.backend(profile.backend)
     root = ctx.cwd or Path.cwd()
     modules = await anyio.to_thread.run_sync(local_modules, root, spec, script, inputs.files)
-    looked = await _look(ctx, profile, spec.platform)
+    looked = await _platform_findings(ctx, profile, spec.platform)
     needs = needs_of_job(spec, script, inputs.files, modules)
     leaks = tuple(find_leaks(spec, ctx))
     return SubmitFacts(
@@ -99,7 +99,7 @@ async def gather(ctx: Context, spec: JobSpec, *, tasks: int = 1, elsewhere: Subm
         input_leaks=inputs.leaks,
         artifact_store=replies.store,
         local_modules=modules,
-        files_here=files_here(root, spec, inputs.files) if backend is None or backend.takes_inputs else None,
+        files_here=local_files(root, spec, inputs.files) if backend is None or backend.takes_inputs else None,
         unset_store_keys=tuple(n for n in StoreAddress.parse(spec.artifact_store).secrets if not ctx.env.get(n))
         if spec.artifact_store
         else (),
@@ -195,7 +195,7 @@ async def _inputs(ctx: Context, spec: JobSpec, profile: Profile | None) -> Input
             "Upload the data to a dataset on the Hub and load it by its id, or include the data in the script.",
         )
     return await anyio.to_thread.run_sync(
-        lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _ours(ctx), ctx.protected_paths)
+        lambda: list_inputs(ctx.cwd or Path.cwd(), spec.inputs, _own_secrets(ctx), ctx.protected_paths)
     )
 
 
@@ -251,7 +251,7 @@ def _is_proven(ctx: Context, script: str) -> bool:
     return script in shipped_scripts()
 
 
-async def _look(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
+async def _platform_findings(ctx: Context, profile: Profile | None, platform: str) -> tuple[Finding, ...]:
     """Return the backend's findings about an owned machine, or the provider's findings about a rented platform's
     account.
     """
@@ -291,7 +291,7 @@ def _account_secrets(ctx: Context, spec: JobSpec) -> tuple[str, ...]:
     return tuple(name for name in spec.secrets if name in held | named)
 
 
-def _ours(ctx: Context) -> dict[str, str]:
+def _own_secrets(ctx: Context) -> dict[str, str]:
     """Return this process's secrets by name, from its environment and from the key files that its environment names."""
     named = {name: value for name, value in ctx.env.items() if len(value) >= 8 and SECRET_NAME.search(name)}
     return account_key_values(ctx.env) | named
@@ -301,7 +301,7 @@ def find_leaks(spec: JobSpec, ctx: Context) -> list[Leak]:
     """Find the secrets in a spec: values of known secrets, text in a token format, and values whose name indicates a
     secret.
     """
-    ours = [(name, form) for name, value in _ours(ctx).items() for form in forms_of(value)]
+    ours = [(name, form) for name, value in _own_secrets(ctx).items() for form in forms_of(value)]
     texts = [(f"command[{n}]", word) for n, word in enumerate(spec.command)]
     texts += [(f"args[{n}]", word) for n, word in enumerate(spec.args)]
     texts += [(f"env.{name}", value) for name, value in spec.env.items()]

@@ -28,7 +28,7 @@ def stage(store: Path, root: Path, files: Sequence[InputFile]) -> None:
     try:
         private_folder(store)
         for file in files:
-            if not _is_whole(store / file.sha256, file):
+            if not _is_complete(store / file.sha256, file):
                 _copy(real_path(root, file.path), store / file.sha256, file)
         if hasattr(os, "O_DIRECTORY"):  # sync the new names to disk
             fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
@@ -47,7 +47,7 @@ def staged(store: Path, files: Iterable[InputFile]) -> dict[str, Path]:
     """
     found = {file.path: store / file.sha256 for file in files}
     for file in files:
-        if not _is_whole(store / file.sha256, file):
+        if not _is_complete(store / file.sha256, file):
             raise BadRequest(
                 f"the stored copy of the input {line(file.path)} is missing or was changed",
                 f"Another program wrote to {store}. Submit the job again.",
@@ -64,7 +64,7 @@ def sweep(store: Path, needed: Iterable[InputFile]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _is_whole(path: Path, file: InputFile) -> bool:
+def _is_complete(path: Path, file: InputFile) -> bool:
     if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
         return False
     with path.open("rb") as kept:

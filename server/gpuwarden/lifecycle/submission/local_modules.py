@@ -51,16 +51,16 @@ def local_modules(
 def _homes(root: Path, base: str, name: str) -> Iterator[tuple[str, str]]:
     """Yield the path of a module in `root` and the path of its code; "" for a folder without `__init__.py`."""
     folder = PurePosixPath(base) / name
-    if _is_there(root, f"{folder}/__init__.py"):
+    if _exists(root, f"{folder}/__init__.py"):
         yield str(folder), f"{folder}/__init__.py"
-    if _is_there(root, f"{folder}.py"):
+    if _exists(root, f"{folder}.py"):
         yield f"{folder}.py", f"{folder}.py"
     # An installed package takes precedence over a folder with the same name but no __init__.py.
-    if not set(distributions(name)) & KNOWN and _is_there(root, str(folder)) and any((root / folder).glob("*.py")):
+    if not set(distributions(name)) & KNOWN and _exists(root, str(folder)) and any((root / folder).glob("*.py")):
         yield str(folder), ""
 
 
-def _is_there(root: Path, path: str) -> bool:
+def _exists(root: Path, path: str) -> bool:
     try:
         return real_path(root, path).exists()
     except BadRequest:

@@ -50,7 +50,7 @@ def needs_of_job(
     )
 
 
-def files_here(root: Path, spec: JobSpec, files: Sequence[InputFile]) -> tuple[str, ...]:
+def local_files(root: Path, spec: JobSpec, files: Sequence[InputFile]) -> tuple[str, ...]:
     """Return the files in the working directory that a job's command names and that are neither inputs nor outputs."""
     words = (*spec.command[1:], *spec.args)
     named = dict.fromkeys([*filter(None, [started_file(spec.command)]), *named_files(words)])

@@ -83,7 +83,7 @@ async def permit(ctx: Context, spec: JobSpec) -> PermittedScript:
     asked = _question(spec, inputs, script.header.dependencies if script.header else ())
     if ctx.policy.local.rehearse != "allow" and not allowed(ctx, asked.digest):
         ticket = ticket_of(asked.digest)
-        await to_thread.run_sync(_keep, ctx.home / QUESTIONS, ticket, spec.script)
+        await to_thread.run_sync(_store_script, ctx.home / QUESTIONS, ticket, spec.script)
         ctx.ledger.add(f"script/{ticket}", asked)
         raise NeedsConsent(ticket)
     return PermittedScript(script, inputs, asked)
@@ -171,7 +171,7 @@ def allowed(ctx: Context, whole: str) -> bool:
     return granted is not None and granted.data.digest == whole
 
 
-def asked_for(ctx: Context, ticket: str) -> RehearsalRequested:
+def question_for(ctx: Context, ticket: str) -> RehearsalRequested:
     """Return the question for a ticket. Raises NotFound."""
     found = ctx.ledger.last(f"script/{ticket}", RehearsalRequested)
     if found is None:
@@ -179,7 +179,7 @@ def asked_for(ctx: Context, ticket: str) -> RehearsalRequested:
     return found.data
 
 
-def whole_script(ctx: Context, asked: RehearsalRequested) -> str | None:
+def question_script(ctx: Context, asked: RehearsalRequested) -> str | None:
     """Return the script that a question is about; None if the stored copy is missing or has been changed."""
     try:
         text = (ctx.home / QUESTIONS / ticket_of(asked.digest)).read_bytes().decode("utf-8", "surrogatepass")
@@ -188,7 +188,7 @@ def whole_script(ctx: Context, asked: RehearsalRequested) -> str | None:
     return text if digest(text) == asked.script_digest else None
 
 
-def _keep(folder: Path, ticket: str, script: str) -> None:
+def _store_script(folder: Path, ticket: str, script: str) -> None:
     write_private(private_folder(folder) / ticket, script.encode("utf-8", "surrogatepass"))
     with contextlib.suppress(FileNotFoundError):  # another process may have removed a file
         for old in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime)[:-MOST_KEPT]:

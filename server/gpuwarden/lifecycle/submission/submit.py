@@ -251,23 +251,23 @@ async def check_spec(
 
     `tasks` is the number of jobs like this one that are submitted to the engine as one array.
     """
-    checked = await _look(ctx, spec, tasks=tasks, checks=checks)
+    checked = await _check_platform(ctx, spec, tasks=tasks, checks=checks)
     if any(finding.blocks for finding in checked.findings):
         raise _refusal(ctx, spec, checked.findings)
     return checked
 
 
-async def _look(
+async def _check_platform(
     ctx: Context, spec: JobSpec, *, checks: Checks, tasks: int = 1, elsewhere: SubmitFacts | None = None
 ) -> CheckedSubmission:
     """Return the facts and findings for a job on one platform, including blocking findings."""
-    lacking = await _lacking_here(ctx, spec, checks)
+    lacking = await _local_finding(ctx, spec, checks)
     facts = await gather(ctx, spec, tasks=tasks, elsewhere=elsewhere)
     quote = None if facts.quote is None or isinstance(facts.quote, Unknown) else facts.quote.value
     return CheckedSubmission(facts, (*run_rules(rules_of("submit"), facts), *lacking), quote)
 
 
-async def _lacking_here(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
+async def _local_finding(ctx: Context, spec: JobSpec, checks: Checks) -> tuple[Finding, ...]:
     """Return a finding if the local machine can't run the job. For a rehearsed platform, it is only a warning.
 
     In a dry run, the problem is always returned. Otherwise, NoSandbox is raised, and BadRequest if the call may launch
@@ -323,8 +323,8 @@ async def _check_list(ctx: Context, spec: JobSpec, *, checks: Checks = Checks.LA
                 f"{place.platform} and {places[0].platform} use different paths for this job's outputs",
                 do(Action.LEAVE_OUT_ARGUMENT, name="alternatives"),
             )
-    seen = [await _look(ctx, places[0], checks=checks)]
-    seen += [await _look(ctx, place, checks=checks, elsewhere=seen[0].facts) for place in places[1:]]
+    seen = [await _check_platform(ctx, places[0], checks=checks)]
+    seen += [await _check_platform(ctx, place, checks=checks, elsewhere=seen[0].facts) for place in places[1:]]
     passed = [checked for checked in seen if not any(finding.blocks for finding in checked.findings)]
     if not passed or any(checked.facts.leaks for checked in seen):  # a leaked secret blocks all platforms
         raise _refusal(ctx, spec, _once(finding for checked in seen for finding in checked.findings))

@@ -24,16 +24,16 @@ from gpuwarden.ledger.events import ArtifactsPulled, OutputsDeclared, TeardownAw
 from gpuwarden.lifecycle.artifacts.local_copies import (
     CopyStatus,
     Pulled,
+    complete_after,
     copy_for,
     last_pull,
     read_pull,
     verified_now,
-    whole_from,
 )
 from gpuwarden.lifecycle.artifacts.store_copy import StoreCopy, compare_with_store
 from gpuwarden.lifecycle.context import Context
 from gpuwarden.lifecycle.execution.running import observe
-from gpuwarden.lifecycle.leases.meter import look
+from gpuwarden.lifecycle.leases.meter import poll_lease
 from gpuwarden.lifecycle.leases.self_stopped import started_since
 from gpuwarden.lifecycle.leases.shared_answers import sharing_nothing
 from gpuwarden.lifecycle.records import (
@@ -54,10 +54,10 @@ async def gather(ctx: Context, record: TeardownRecord) -> tuple[TeardownFacts, P
     job, lease = read_job(ctx.ledger, record.job_id), read_lease(ctx.ledger, record.lease)
     profile = ctx.profile(lease.platform)
     with sharing_nothing():
-        machine = await look(ctx, lease.id)
+        machine = await poll_lease(ctx, lease.id)
     if lease.state is Lease.NONE or (lease.state is Lease.STOPPED and lease.instance_id is None):
         machine = Known(None)
-    pulled, whole = last_pull(ctx, job.id), whole_since_end(ctx, job)
+    pulled, whole = last_pull(ctx, job.id), complete_copy(ctx, job)
     handle = await _handle(ctx, job, lease)
     listed = await _listed(ctx, job, machine, whole, handle)
     rests = isinstance(listed, Known) and whole is not None and listed.value is whole.manifest
@@ -155,13 +155,13 @@ async def _stored(
     return await compare_with_store(ctx, job, handle.value, listed.value)
 
 
-def whole_since_end(ctx: Context, job: JobRecord) -> Pulled | None:
+def complete_copy(ctx: Context, job: JobRecord) -> Pulled | None:
     """Return the latest complete copy of a job's outputs.
 
     A copy is complete if it was made after the job's end and after the last declaration of outputs. If it was made from
     an artifact store, the store must have a final report, and the machine must not have been started again since then.
     """
-    since = whole_from(ctx, job.id)
+    since = complete_after(ctx, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if since else ():
         if since is None or event.seq < since:
             break

@@ -40,7 +40,7 @@ from gpuwarden.lifecycle.execution.advance import advance, advance_locked
 from gpuwarden.lifecycle.execution.provisioning import refresh_lease
 from gpuwarden.lifecycle.execution.situation import following
 from gpuwarden.lifecycle.leases.auto_teardown import automatic_teardown
-from gpuwarden.lifecycle.leases.meter import believed, lease_now
+from gpuwarden.lifecycle.leases.meter import confirmed_end, lease_now
 from gpuwarden.lifecycle.leases.termination import call_sent, request_end, voided
 from gpuwarden.lifecycle.records import (
     JobRecord,
@@ -100,7 +100,7 @@ async def request(ctx: Context, job_id: str, verb: Verb) -> TeardownView:
         lease, live = job.lease, lease_ids_of(ctx.ledger, job.id, *LIVE_LEASES)
         if lease is None:
             raise Conflict(f"job {job_id} has not rented a machine, so there is nothing to tear down")
-        ended = lease not in live and not (verb == "terminate" and believed(ctx, lease) == "stopped")
+        ended = lease not in live and not (verb == "terminate" and confirmed_end(ctx, lease) == "stopped")
         if ended and live:  # this lease has ended, and another lease of the job is billed
             lease = live[0]
         await refresh_lease(ctx, lease)
@@ -174,7 +174,7 @@ def _open_ticket(ctx: Context, lease: str, verb: Verb) -> str:
             found = read_teardown(ctx.ledger, subject.removeprefix("teardown/"))
             if found.lease == lease and found.verb in {verb, "terminate"}:
                 return found.id
-    if believed(ctx, lease) == "gone":
+    if confirmed_end(ctx, lease) == "gone":
         raise Conflict(
             f"the instance of job {job} is gone, and its billing is confirmed stopped", "No teardown is needed."
         )
@@ -189,7 +189,7 @@ async def _proceed(ctx: Context, ticket: str) -> TeardownView:
         await _finish(ctx, record)
     elif record.state is Teardown.APPROVED:
         await _execute(ctx, record)
-    elif record.state in OPEN_TEARDOWNS and believed(ctx, record.lease) == "gone":
+    elif record.state in OPEN_TEARDOWNS and confirmed_end(ctx, record.lease) == "gone":
         why = "the instance was gone before this request was executed, and its billing is confirmed stopped"
         ctx.ledger.add(record.subject, TeardownWithdrawn(why=why))
     elif record.state in OPEN_TEARDOWNS:
@@ -420,7 +420,7 @@ async def _finish(ctx: Context, record: TeardownRecord) -> None:
 
 def _done(ctx: Context, record: TeardownRecord) -> bool:
     """Return whether the machine is confirmed stopped, or gone if its termination was requested."""
-    return believed(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
+    return confirmed_end(ctx, record.lease) in ({"gone"} if record.verb == "terminate" else {"gone", "stopped"})
 
 
 async def withdraw(ctx: Context, ticket: str, why: str) -> TeardownRecord:

@@ -22,7 +22,7 @@ from gpuwarden.core.repos import Config, Repo, RepoType
 from gpuwarden.core.sanitize import line, named
 from gpuwarden.hub import viewer
 from gpuwarden.hub.client import HubClient, HubConfig
-from gpuwarden.hub.details import look
+from gpuwarden.hub.details import read_repo
 from gpuwarden.lifecycle.templates.rows import rows_of, types_of
 from gpuwarden.static_analysis.ecosystem_tables import SYNONYMS
 from gpuwarden.static_analysis.row_layouts import Fit, fit, reads
@@ -293,7 +293,7 @@ async def with_model(filled: FilledTemplate, hub: HubClient, here: Path | None) 
     if "chat_template_from" in filled.settings:
         return filled
     for ending in _TALKING:
-        other = await look(hub, f"{repo.id_now or repo.id}{ending}", "model")
+        other = await read_repo(hub, f"{repo.id_now or repo.id}{ending}", "model")
         if other.exists and other.chat_template and other.readable:
             return replace(filled, settings={**filled.settings, "chat_template_from": other.id})
     raise BadRequest(
@@ -304,7 +304,7 @@ async def with_model(filled: FilledTemplate, hub: HubClient, here: Path | None) 
 
 async def _readable(hub: HubClient, name: str, kind: RepoType, filled: FilledTemplate) -> Repo:
     """Return a repo with its structure. Raises a WardenError if the repo does not exist or can't be read."""
-    repo = await look(hub, name, kind)
+    repo = await read_repo(hub, name, kind)
     if repo.status == "error" and not repo.exists:
         raise Unreachable(f"{kind} {line(name, 120)}: {repo.why}", "Check the name, or try again.")
     if repo.status == "disabled":

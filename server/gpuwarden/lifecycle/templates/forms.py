@@ -118,7 +118,7 @@ def pair_of(row: Row) -> Row | None:
         first, second = _messages(chosen), _messages(rejected)
         common = list(takewhile(lambda both: both[0] == both[1], zip(first[:-1], second[:-1], strict=False)))
         shared, first, second = [a for a, _ in common], first[len(common) :], second[len(common) :]
-        beside = [] if prompt is None else _messages(prompt) if isinstance(prompt, list) else _asked(prompt)
+        beside = [] if prompt is None else _messages(prompt) if isinstance(prompt, list) else _prompt_messages(prompt)
         asked = shared or beside
         if (
             not asked
@@ -131,7 +131,7 @@ def pair_of(row: Row) -> Row | None:
         return {"prompt": asked, "chosen": first, "rejected": second}
     if prompt is None:
         raise BadRow("the pair has no prompt")
-    return {"prompt": _asked(prompt, row), "chosen": _answered(chosen), "rejected": _answered(rejected)}
+    return {"prompt": _prompt_messages(prompt, row), "chosen": _answered(chosen), "rejected": _answered(rejected)}
 
 
 def judged_of(row: Row) -> Row | None:
@@ -145,7 +145,7 @@ def judged_of(row: Row) -> Row | None:
         if row[verdict] not in (first, second):
             raise BadRow(f"{verdict} is {line(repr(row[verdict]), 40)}, which does not prefer either answer")
         pair = (row[one], row[other]) if row[verdict] == first else (row[other], row[one])
-        return {"prompt": _asked(prompt, row), "chosen": _answered(pair[0]), "rejected": _answered(pair[1])}
+        return {"prompt": _prompt_messages(prompt, row), "chosen": _answered(pair[0]), "rejected": _answered(pair[1])}
     return None
 
 
@@ -155,7 +155,11 @@ def marked_of(row: Row) -> Row | None:
         return None
     if row["label"] not in (True, False):
         raise BadRow(f"the label is {line(row['label'], 40)!r}, not true or false")
-    return {"prompt": _asked(row["prompt"]), "completion": _answered(row["completion"]), "label": bool(row["label"])}
+    return {
+        "prompt": _prompt_messages(row["prompt"]),
+        "completion": _answered(row["completion"]),
+        "label": bool(row["label"]),
+    }
 
 
 def exchange_of(row: Row) -> Row | None:
@@ -165,13 +169,13 @@ def exchange_of(row: Row) -> Row | None:
     if asked is None or answer is None:
         return None
     more = next((row[n] for n in _CONTEXT if n != asked and isinstance(row.get(n), str) and row[n]), "")
-    prompt = _asked(row[asked], row)
+    prompt = _prompt_messages(row[asked], row)
     if more and isinstance(row[asked], str):
         prompt[-1]["content"] += f"\n\n{more}"
     return {"prompt": prompt, "completion": _answered(row[answer])}
 
 
-def _asked(value: Any, row: Row | None = None) -> list[dict[str, str]]:
+def _prompt_messages(value: Any, row: Row | None = None) -> list[dict[str, str]]:
     """Convert a prompt to messages, with the row's system prompt first if the row has one."""
     if isinstance(value, list):
         return _messages(value)

@@ -26,7 +26,7 @@ from gpuwarden.rehearsal.hub.store import HubStore, User, iso
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.start import start
-from gpuwarden.remote.sandbox.words import Kind, words
+from gpuwarden.remote.sandbox.words import Kind, sandbox_arguments
 
 DEFAULT_TIMEOUT_S = 1800
 FINAL = frozenset({"COMPLETED", "CANCELED", "ERROR", "DELETED"})
@@ -200,7 +200,7 @@ class JobRuns:
         name, content = boxes.init_source()
         (folder / name).write_bytes(content)
         given = {**boxes.environment(found, box), **env}
-        return start(words(found, box, boxes.system(), str(folder / name)), argv, given, **options)
+        return start(sandbox_arguments(found, box, boxes.system(), str(folder / name)), argv, given, **options)
 
     def _mount(self, job: RunningJob, volume: Volume, folder: Path) -> tuple[str, str, bool]:
         """Return a volume's folder on this machine, its path in the job, and whether the job can write to it."""

@@ -30,7 +30,7 @@ from gpuwarden.remote.first_step.pruning import RUN, prune_runs, remove
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.detect import detect
 from gpuwarden.remote.sandbox.start import start
-from gpuwarden.remote.sandbox.words import Kind, words
+from gpuwarden.remote.sandbox.words import Kind, sandbox_arguments
 from gpuwarden.remote.transfer.safe_open import open_regular
 
 _PACKAGE: Final = "gpuwarden/remote/first_step/child"
@@ -129,7 +129,7 @@ def rehearse(order: Order, python: str, hidden: tuple[str, ...] = (), limits: Li
         _lay_out(order, box, cache, limits)
         init, content = boxes.init_source()
         Path(run_dir, init).write_bytes(content)
-        prefix = words(found, box, boxes.system(), f"{run_dir}/{init}")
+        prefix = sandbox_arguments(found, box, boxes.system(), f"{run_dir}/{init}")
         if found.kind is Kind.BUBBLEWRAP:  # unlike a job, a rehearsal must end with this process
             prefix.insert(1, "--die-with-parent")
         elif found.kind is Kind.LANDLOCK:

@@ -90,7 +90,7 @@ def facts(request: Json) -> Json:
         "interfaces": interfaces(),
         "infiniband": infiniband(),
         "fabric": fabric(),
-        "torch": torch_here(request.get("python") or ""),
+        "torch": find_torch(request.get("python") or ""),
         "env": variables(),
         "now": time.time(),
     }
@@ -227,7 +227,7 @@ print(json.dumps(versions))
 """
 
 
-def torch_here(python: str) -> Json:
+def find_torch(python: str) -> Json:
     """Return the first Python that has PyTorch, and the versions from its package metadata. No package is imported."""
     for place in [python] if python else PLACES:
         path = shutil.which(os.path.expanduser(place))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gpuwarden.core.guidance import Scalar
 from gpuwarden.remote.host.node_codes import Answer, Area, NodeCode, Problem
 from gpuwarden.remote.host.node_facts import Fabric, GroupFacts, NetworkPath, Node
-from gpuwarden.remote.host.node_interfaces import candidates, chosen, left_alone
+from gpuwarden.remote.host.node_interfaces import candidates, chosen, default_interfaces
 from gpuwarden.remote.runner.group import CLOCK_S, selected
 from gpuwarden.static_analysis.group_launch import GroupLaunch
 
@@ -89,7 +89,7 @@ def of_interface(name: str, node: Node, best: str, launch: GroupLaunch) -> Itera
     interfaces = [i for i in node.interfaces or () if i.up and i.address]
     env = {**node.env, **launch.env}
     value = env.get("NCCL_SOCKET_IFNAME", "")
-    taken = selected(value, [i.name for i in interfaces]) if value else left_alone(interfaces)
+    taken = selected(value, [i.name for i in interfaces]) if value else default_interfaces(interfaces)
     if value and best not in taken[:1]:
         given: dict[str, Scalar] = {"variable": "NCCL_SOCKET_IFNAME", "taken": ", ".join(taken) or "none", "best": best}
         yield Problem(Area.INTERFACE, Answer.NO, NodeCode.INTERFACE_WRONG, name, given, message=value)
@@ -129,7 +129,7 @@ def packets(facts: GroupFacts) -> Iterator[Problem]:
     """Check whether large packets arrive on every network path."""
     area = Area.MTU
     for way in facts.ways:
-        yield from of_way(way)
+        yield from check_path(way)
     seen = {(way.source, way.target) for way in facts.ways}
     for name in facts.names[1:]:
         if (name, facts.head) not in seen:
@@ -140,7 +140,7 @@ def packets(facts: GroupFacts) -> Iterator[Problem]:
         yield Problem(area, Answer.NOTE, NodeCode.MTU_DIFFERS, "", {"sizes": text})
 
 
-def of_way(way: NetworkPath) -> Iterator[Problem]:
+def check_path(way: NetworkPath) -> Iterator[Problem]:
     """Check the packets on one path. If large packets are lost, ranks hang, unless a router reports the limit."""
     given: dict[str, Scalar] = {"target": way.target, "mtu": way.mtu or 0, "passes": way.passes or 0}
     if way.passes is None or way.mtu is None:

@@ -50,7 +50,7 @@ def variable_for(best: Mapping[str, Interface], facts: GroupFacts) -> str:
     return f"={text}" if names and any(other.startswith(tuple(names)) for other in others) else text
 
 
-def left_alone(found: Sequence[Interface]) -> list[str]:
+def default_interfaces(found: Sequence[Interface]) -> list[str]:
     """Return the interfaces that NCCL uses by default: all `ib` interfaces, or else all but Docker's and loopback."""
     there = [i for i in found if i.up and i.address and i.kind != "loopback"]
     fast = [i.name for i in there if i.name.startswith("ib")]

@@ -35,9 +35,9 @@ def versions(facts: GroupFacts) -> Iterator[Problem]:
     for name in facts.nodes:
         if by_node[name] is None:
             yield Problem(area, Answer.UNKNOWN, NodeCode.NO_TORCH, name)
-    yield from odd_ones(by_node, NodeCode.TORCH_DIFFERS)
-    yield from odd_ones(libraries, NodeCode.NCCL_DIFFERS)
-    yield from odd_ones({n: node.fabric.driver for n, node in facts.nodes.items()}, NodeCode.DRIVER_DIFFERS)
+    yield from version_differences(by_node, NodeCode.TORCH_DIFFERS)
+    yield from version_differences(libraries, NodeCode.NCCL_DIFFERS)
+    yield from version_differences({n: node.fabric.driver for n, node in facts.nodes.items()}, NodeCode.DRIVER_DIFFERS)
     for name, node in facts.nodes.items():
         if node.fabric.gpus and by_node[name] and libraries[name] is None:
             yield Problem(area, Answer.UNKNOWN, NodeCode.NCCL_UNSEEN, name)
@@ -50,7 +50,7 @@ def torches(facts: GroupFacts) -> dict[str, str | None]:
     return {name: None if version == "unknown" else version for name, version in found.items()}
 
 
-def odd_ones(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Problem]:
+def version_differences(versions: Mapping[str, str | None], code: NodeCode) -> Iterator[Problem]:
     """Yield a problem for each node whose version differs from that of the first node with a known version."""
     known = {name: version for name, version in versions.items() if version}
     first = next(iter(known), "")

@@ -106,8 +106,8 @@ def queue(folders: Dict[str, str], env: Json) -> Json:
     for task in tasks.values():  # a set, because a job's folder may name the array of another job
         of_arrays.setdefault(task["stem"], set()).add(task["folder"])
     own = {stem: {folder} for stem, folder in folders.items()}
-    rows = [{key: job.get(key) for key in KEPT} for job in jobs if ours(job, own, mine)]
-    shared, arrays = [job for job in jobs if ours(job, of_arrays, mine)], by_array(tasks)
+    rows = [{key: job.get(key) for key in KEPT} for job in jobs if is_own_job(job, own, mine)]
+    shared, arrays = [job for job in jobs if is_own_job(job, of_arrays, mine)], by_array(tasks)
     try:
         rows += [row for job in shared for row in split(job, tasks, arrays)]
     except ValueError as error:
@@ -224,7 +224,7 @@ def is_row(job: Any) -> bool:
     return isinstance(job, dict) and isinstance(job.get("name"), str) and job.get("job_id") is not None
 
 
-def ours(job: Json, folders: Dict[str, Set[str]], mine: str) -> bool:
+def is_own_job(job: Json, folders: Dict[str, Set[str]], mine: str) -> bool:
     """Return whether a row belongs to a job in `folders`: its name, run folder and user (`mine`) must match.
 
     The name alone is not enough: other users can choose it, and some versions of Slurm list the jobs of all users.
@@ -256,7 +256,9 @@ def jobs(request: Json, env: Json) -> Json:
     there = {str(row["name"]).rpartition("-a")[0] for row in found["rows"] or ()}
     tasks = found.pop("tasks", {})
     logs = {name.rpartition("-a")[0]: log_of(task) for name, task in tasks.items()}
-    reply["messages"] = {stem: last_words(folder, logs.get(stem)) for stem, folder in folders.items() if stem in there}
+    reply["messages"] = {
+        stem: script_output_end(folder, logs.get(stem)) for stem, folder in folders.items() if stem in there
+    }
     lost = {stem: folder for stem, folder in folders.items() if stem not in there}
     reply["sending"] = [stem for stem, at in lost.items() if is_sending(stem, at, tasks)]
     lacking = {name for stem, folder in lost.items() for name in submitted(stem, folder)}
@@ -279,7 +281,7 @@ def jobs(request: Json, env: Json) -> Json:
 def is_sending(stem: str, folder: str, tasks: Dict[str, Json]) -> bool:
     """Return whether a job is being submitted, on its own or with its array."""
     homes = [task["folder"] for name, task in tasks.items() if name.rpartition("-a")[0] == stem]
-    return any(map(taken, [folder, *homes]))
+    return any(map(submission_in_progress, [folder, *homes]))
 
 
 def accounted(text: str, tasks: Dict[str, Json], names: Set[str]) -> List[str]:
@@ -319,7 +321,7 @@ def log_of(task: Json) -> str:
     return "{}/engine.{}.log".format(task["folder"], task["index"])
 
 
-def last_words(folder: str, log: Optional[str] = None) -> str:
+def script_output_end(folder: str, log: Optional[str] = None) -> str:
     """If a batch script's runner never started, return the end of the script's output, which contains the reason."""
     if os.path.exists(folder + "/status.json"):
         return ""
@@ -493,7 +495,7 @@ def stop(request: Json, env: Json) -> Json:
             record_unstarted(request, found)
             return {"ok": True, "result": "gone" if asked_at is None else "stopped"}
         elif asked_at is None:
-            asked_at = asked_since(folder, grace)
+            asked_at = stop_requested_at(folder, grace)
             for row in live:
                 soft = handles_signals(row, folder) and time.time() - asked_at <= grace
                 number = number_of(row)
@@ -506,7 +508,7 @@ def stop(request: Json, env: Json) -> Json:
         time.sleep(0.3)
 
 
-def asked_since(folder: str, grace: float) -> float:
+def stop_requested_at(folder: str, grace: float) -> float:
     """Return the time of the first stop request. If this request is the first, record the current time.
 
     An invalid or future time is ignored, because the job may have written the file, or the clock may have been set
@@ -582,7 +584,7 @@ def locked(path: str) -> int:
     return -1
 
 
-def taken(folder: str) -> bool:
+def submission_in_progress(folder: str) -> bool:
     """Return whether a submission for this run folder is in progress, possibly one whose caller has exited."""
     import fcntl
 

@@ -113,7 +113,7 @@ def allot(folder: str, request: Json) -> Json | None:
             os.close(lock)
     state = supervisor.status["state"]
     if state == "preempted" and restart < int(order["spec"].get("max_restarts") or 0) and request.get("requeue"):
-        again([word.replace("{id}", supervisor.status["engine_id"]) for word in request["requeue"]])
+        requeue([word.replace("{id}", supervisor.status["engine_id"]) for word in request["requeue"]])
     code = supervisor.status.get("exit_code")
     sys.exit(codes.get(state, code if isinstance(code, int) and 0 < code < 256 else 1))
 
@@ -196,7 +196,7 @@ def is_canceled(folder: str, attempt: int) -> bool:
     return os.path.lexists(f"{folder}/canceled.{attempt}")
 
 
-def again(command: list[str]) -> None:
+def requeue(command: list[str]) -> None:
     """Ask the engine to requeue this job. If the engine refuses, the job ends."""
     import subprocess
 

@@ -22,7 +22,7 @@ def examine(folder: str, request: Json) -> Json:
         raise Problem("no_archive", "the archive for examining checkpoints is not on this machine")
     paths = [str(p) for p in request.get("paths") or []]
     seconds = min(max(float(request.get("seconds") or 0), 1.0), 86400.0)
-    lines, code = answered(asked(folder, archive, paths, seconds, request), seconds + 30)
+    lines, code = answered(archive_command(folder, archive, paths, seconds, request), seconds + 30)
     if len(lines) != len(paths):
         raise Problem("io_error", f"only {len(lines)} of {len(paths)} outputs were examined (exit code {code})")
     for number, line in enumerate(lines):
@@ -30,7 +30,7 @@ def examine(folder: str, request: Json) -> Json:
     return {"ok": True, "outputs": len(lines)}
 
 
-def asked(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
+def archive_command(folder: str, archive: str, paths: list[str], seconds: float, request: Json) -> list[str]:
     """Return the argument list that starts the archive."""
     mapping = PathMapping(request)
     tops = [bounded(folder, mapping, path) for path in paths]

@@ -15,7 +15,7 @@ MAX_TEXT = 16 << 10
 """The number of bytes kept from the end of each output, which contains the newest lines."""
 
 
-def look(folder: str, request: Json) -> Json:
+def command_outputs(folder: str, request: Json) -> Json:
     """Return the outputs of `commands` (name -> argument list). The argument `{folder}` stands for the run folder."""
     commands = request.get("commands")
     if not isinstance(commands, dict) or len(commands) > MAX_COMMANDS:

@@ -85,7 +85,7 @@ class Intake:
 
     def take(self, path: str, raw: bytes) -> tuple[int, str]:
         """Spool a body. Return the HTTP status and the error code."""
-        body, problem = taken(raw, path, self.names, self.job)
+        body, problem = accepted_body(raw, path, self.names, self.job)
         if body is None:
             return 422, problem
         with self.lock:
@@ -139,7 +139,7 @@ def receive(intake: Intake, descriptor: int) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-def taken(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | None, str]:
+def accepted_body(raw: bytes, path: str, names: list[str], job: str) -> tuple[Json | None, str]:
     """Return the body to spool, or None and the error code."""
     try:
         body = json.loads(raw.decode("utf-8"))

@@ -48,7 +48,7 @@ class S3Store:
 
         size, step = row["size"], part_size(row["size"])
         if size <= step:
-            data = whole(fd, 0, size)
+            data = read_exactly(fd, 0, size)
             if hashlib.sha256(data).hexdigest() != row["sha256"]:
                 raise Changed
             self.put_bytes(key, data)
@@ -58,7 +58,7 @@ class S3Store:
         upload = self.uploads[key]
         sha, parts = hashlib.sha256(), []
         for number, at in enumerate(range(0, size, step), 1):
-            data = whole(fd, at, min(step, size - at))
+            data = read_exactly(fd, at, min(step, size - at))
             sha.update(data)
             digest = checksum(data)
             tag = hashlib.md5(data).hexdigest()  # noqa: S324 - an ETag is an MD5
@@ -134,7 +134,9 @@ class HubStore:
         # The Hub never stores larger files in git, so their content is not needed for the commit.
         small = row["size"] <= SMALL
         file: Any = PacedFile(fd, row["size"])
-        operation = CommitOperationAdd(path_in_repo=key, path_or_fileobj=whole(fd, 0, row["size"]) if small else file)
+        operation = CommitOperationAdd(
+            path_in_repo=key, path_or_fileobj=read_exactly(fd, 0, row["size"]) if small else file
+        )
         if operation.upload_info.sha256.hex() != row["sha256"]:
             raise Changed
         file.pace = pace
@@ -176,7 +178,7 @@ class HubBucket:
 
         size = row["size"]
         if size <= SMALL:
-            data = whole(fd, 0, size)
+            data = read_exactly(fd, 0, size)
             if hashlib.sha256(data).hexdigest() != row["sha256"]:
                 raise Changed
             self.small.append((data, key))
@@ -242,7 +244,7 @@ def checksum(data: bytes) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
-def whole(fd: int, at: int, count: int) -> bytes:
+def read_exactly(fd: int, at: int, count: int) -> bytes:
     """Return exactly `count` bytes of a file, starting at offset `at`. Raises Changed if the file is shorter."""
     parts = []
     while count:

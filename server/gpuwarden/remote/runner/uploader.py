@@ -40,7 +40,7 @@ SENT = "keep-sent.json"
 STORE_FIELDS = ("path", "size", "mtime_ns", "ctime_ns", "sha256", "part_size", "parts_sha256", "sealed_at", "mac")
 
 
-def keep(folder: str, scheme: str, how: str) -> None:
+def upload(folder: str, scheme: str, how: str) -> None:
     """Upload if `how` is `ready`; otherwise restart this process with a Python that can import the store's client."""
     folder = os.path.realpath(folder)
     if how != "ready":

@@ -12,7 +12,7 @@ from gpuwarden.remote.runner.crash import report_crash
 from gpuwarden.remote.runner.examine import examine
 from gpuwarden.remote.runner.inventory import disclose
 from gpuwarden.remote.runner.log import logs
-from gpuwarden.remote.runner.look import look
+from gpuwarden.remote.runner.look import command_outputs
 from gpuwarden.remote.runner.manifest import fetch, list_files
 from gpuwarden.remote.runner.observe import poll
 from gpuwarden.remote.runner.output_json import reply
@@ -24,7 +24,7 @@ from gpuwarden.remote.runner.spool import spool
 from gpuwarden.remote.runner.start import start, supervise
 from gpuwarden.remote.runner.stop import stop
 from gpuwarden.remote.runner.stream import bundle, read
-from gpuwarden.remote.runner.uploader import keep
+from gpuwarden.remote.runner.uploader import upload
 
 MAX_INPUT = 16 << 20
 
@@ -63,7 +63,7 @@ VERBS: dict[str, Callable[[str, Json], Json | None]] = {
     "self_stop": self_stop,
     "self_stopper": self_stopper,
     "hold": hold,
-    "look": look,
+    "look": command_outputs,
     "spool": spool,
 }
 FOR_SOMEBODY = ("logs", "stop", "manifest", "fetch", "read", "bundle", "examine", "self_stop", "hold")
@@ -76,7 +76,7 @@ def answer(argv: list[str]) -> Json | None:
         serve()
         return None
     if argv[:1] == ["keep"] and len(argv) == 4:
-        keep(*argv[1:])
+        upload(*argv[1:])
         return None
     if argv[:1] == ["relay"] and len(argv) == 3:
         relay(argv[1], int(argv[2]))

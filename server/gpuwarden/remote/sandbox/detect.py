@@ -16,7 +16,7 @@ from typing import Final
 
 from gpuwarden.remote.sandbox.boxes import gpus, init_source, interpreters, prepare, system
 from gpuwarden.remote.sandbox.start import start
-from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, words
+from gpuwarden.remote.sandbox.words import Box, Kind, Sandbox, sandbox_arguments
 
 PROBE_S: Final = 20.0
 
@@ -68,7 +68,7 @@ def probe(sandbox: Sandbox) -> str:
         Path(run_dir, name).write_bytes(content)
         prepare(box)
         try:
-            code, output = _tried(words(sandbox, box, system(), f"{run_dir}/{name}"))
+            code, output = _tried(sandbox_arguments(sandbox, box, system(), f"{run_dir}/{name}"))
         except OSError as error:
             return str(error)
     return "" if code == 0 else output

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> NoReturn:
             restrict(json.loads(mode))
         become(command, env)
     except (OSError, ValueError) as error:
-        tell(report, f"error {error}")
+        report_line(report, f"error {error}")
         sys.exit(127)
 
 
@@ -85,12 +85,12 @@ def serve(command: list[str], env: dict[str, str], report: int, grace: float) ->
         try:
             become(command, env)
         except BaseException as error:  # after any error, the child must exit
-            tell(report, f"error {error}")
+            report_line(report, f"error {error}")
         os._exit(127)
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
-            tell(report, f"status {status}")
+            report_line(report, f"status {status}")
             sweep(grace)
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
@@ -114,7 +114,7 @@ def sweep(grace: float) -> None:
             return
 
 
-def tell(report: int, line: str) -> None:
+def report_line(report: int, line: str) -> None:
     """Report to the supervisor, which may have exited. The supervisor uses only the first line."""
     try:
         os.write(report, line.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")

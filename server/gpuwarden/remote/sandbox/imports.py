@@ -22,7 +22,7 @@ from gpuwarden.private import private_folder
 from gpuwarden.remote.host.start_agent import CALL_S, FIND, missing_modules, missing_of
 from gpuwarden.remote.sandbox import boxes
 from gpuwarden.remote.sandbox.start import start
-from gpuwarden.remote.sandbox.words import Kind, Sandbox, words
+from gpuwarden.remote.sandbox.words import Kind, Sandbox, sandbox_arguments
 
 _ANSWER: Final = 1 << 20
 
@@ -49,7 +49,7 @@ def modules_not_found(
         boxes.prepare(box)
         init, content = boxes.init_source()
         Path(box.run_dir, init).write_bytes(content)
-        prefix = words(found, box, boxes.system(), f"{box.run_dir}/{init}", 1.0)
+        prefix = sandbox_arguments(found, box, boxes.system(), f"{box.run_dir}/{init}", 1.0)
         inside = {**env, **boxes.environment(found, box), **given}
         with start(
             prefix, [python, "-c", FIND, *names], inside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -87,7 +87,7 @@ class System:
     read: tuple[str, ...]
 
 
-def words(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float = GRACE_S) -> list[str]:
+def sandbox_arguments(sandbox: Sandbox, box: Box, machine: System, init: str, grace: float = GRACE_S) -> list[str]:
     """Return the arguments before the two descriptors (for the job's environment and the report) and the command."""
     python = [sys.executable, "-I", "-S", init]
     if sandbox.kind is Kind.BUBBLEWRAP:

@@ -220,7 +220,7 @@ class _Receiver:
         try:
             await to_thread.run_sync(self.tree.adopt, entries, self.dest.target)
         except OSError as problem:
-            raise _disk_trouble(self.dest.path, problem) from problem
+            raise _disk_error(self.dest.path, problem) from problem
         await to_thread.run_sync(self.dest.check_room, entries)
         self.digests = {a.path: bare(a.sha256) for a, _ in entries if a.sha256}
         if not self.dest.fresh:
@@ -229,7 +229,7 @@ class _Receiver:
             try:
                 replacing(self.digests)
             except OSError as problem:
-                raise _disk_trouble(self.dest.path, problem) from problem
+                raise _disk_error(self.dest.path, problem) from problem
         self.total, self.count = sum(a.size for a, _ in entries), len(entries)
         queue = iter(list(self._portions(entries)))
         try:
@@ -269,7 +269,7 @@ class _Receiver:
                 for artifact, name in rest:
                     await self._take_or_refuse(artifact, name)
             except OSError as problem:
-                raise _disk_trouble(self.dest.path, problem) from problem
+                raise _disk_error(self.dest.path, problem) from problem
 
     # -------------------------------------------------------------------------------------------------- small files
 
@@ -329,7 +329,7 @@ class _Receiver:
         try:
             changed, kept = self.tree.publish(self.dest.path)
         except OSError as problem:
-            raise _disk_trouble(self.dest.path, problem) from problem
+            raise _disk_error(self.dest.path, problem) from problem
         self.dest.note(changed)
         for artifact, name in entries if kept else ():
             if kept & {name, *map(str, PurePosixPath(name).parents)} and artifact.path in self.files:
@@ -491,7 +491,7 @@ class _Receiver:
             self.progress(Progress(artifact.path, done, self.total, len(self.files), self.count))
 
 
-def _disk_trouble(dest: Path, problem: OSError) -> BadRequest:
+def _disk_error(dest: Path, problem: OSError) -> BadRequest:
     if problem.errno in FULL:
         return BadRequest(f"the disk under {dest} is full", "Free some space and pull again to resume the transfer.")
     return BadRequest(f"{dest} can't be written: {problem.strerror or problem}", "Choose another destination.")

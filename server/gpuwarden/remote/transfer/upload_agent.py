@@ -52,7 +52,7 @@ class StillWritten(Exception):
     """An earlier push is still writing, because it has not noticed that its connection was lost."""
 
 
-def say(answer: str) -> None:
+def write_line(answer: str) -> None:
     """Write one line to stdout."""
     data = answer.encode() + b"\n"
     while data:
@@ -106,7 +106,7 @@ class Agent:
     def confirm(self) -> None:
         """Report the work finished since the last confirmation."""
         if self.reported != (self.files, self.bytes):
-            say(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
+            write_line(f'{{"done": {self.files}, "bytes": {self.bytes}, "bad": {self.bad}}}')
             self.reported, self.bad = (self.files, self.bytes), []
 
     def line(self) -> bytes:
@@ -255,7 +255,7 @@ class Agent:
                         sha.update(ZEROS[: count - start])
                     os.ftruncate(fd, at + count)
                     os.lseek(fd, at + count, os.SEEK_SET)
-                    say("{}")
+                    write_line("{}")
                 else:
                     for piece in self.pieces(count):
                         sha.update(piece)
@@ -311,7 +311,7 @@ class Agent:
         os.makedirs(self.root, exist_ok=True)
         disk = os.statvfs(self.root)
         free, inodes = disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else "null"
-        say(f'{{"fresh": {str(fresh).lower()}, "free": {free}, "inodes": {inodes}}}')
+        write_line(f'{{"fresh": {str(fresh).lower()}, "free": {free}, "inodes": {inodes}}}')
         while True:
             request = self.line()
             word, _, number = request.partition(b" ")
@@ -320,7 +320,7 @@ class Agent:
             elif word == b"sync":
                 self.confirm()
                 self.sync()
-                say('{"synced": true}')
+                write_line('{"synced": true}')
             else:
                 self.answer(request)
 
@@ -333,9 +333,9 @@ class Agent:
             self.part(*request["part"])
             self.files += 1
         elif "ask" in request:
-            say(json.dumps({"have": [self.state(*row) for row in request["ask"]]}))
+            write_line(json.dumps({"have": [self.state(*row) for row in request["ask"]]}))
         else:
-            say(json.dumps({"sha256": [self.digest(name) for name in request["digest"]]}))
+            write_line(json.dumps({"sha256": [self.digest(name) for name in request["digest"]]}))
 
 
 def size_of(name: str, at: int) -> int:
@@ -358,7 +358,7 @@ def hashed(fd: int) -> Any:
         count += got
         if count >= 1 << 30:
             count = 0
-            say("{}")
+            write_line("{}")
 
 
 def write(fd: int, data: Any) -> None:
@@ -376,7 +376,7 @@ def main(root: str) -> None:
     try:
         Agent(root).serve()
     except StillWritten:
-        say('{"busy": true}')
+        write_line('{"busy": true}')
     except OSError as problem:
         error = f"{problem.strerror}: {problem.filename or root}"
     except (ValueError, TypeError, KeyError, IndexError) as problem:
@@ -384,7 +384,7 @@ def main(root: str) -> None:
     if error:
         import json
 
-        say(json.dumps({"error": error}))
+        write_line(json.dumps({"error": error}))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class ArgumentHistory:
     renamed_to: str = ""
 
 
-def ever(qualified: str, parameter: str) -> ArgumentHistory:
+def argument_history(qualified: str, parameter: str) -> ArgumentHistory:
     """Return the history of an argument in a class or function, and in its bases in any package."""
     forms = list(_forms(qualified, set(), 0))
     renamed = next((new for *_, d in reversed(forms) if (new := dict(d.renames).get(parameter))), "")
@@ -127,7 +127,7 @@ def places_with(qualified: str, parameter: str) -> tuple[str, frozenset[int]]:
 
 
 @lru_cache(maxsize=256)
-def accepted_ever(qualified: str) -> frozenset[str] | None:
+def accepted_in_any_release(qualified: str) -> frozenset[str] | None:
     """Return every argument that a class or function, or one of its bases, has in any release.
 
     Return None if one version of the definition accepts any argument, or if a base has no table.

@@ -19,7 +19,7 @@ Passed = tuple[str, str]
 """The dotted name of a class or a function, and an argument that a script passes to it."""
 
 
-def left_before(package: str, gone_in: str, imports: Iterable[str], passed: Iterable[Passed]) -> bool:
+def excludes_older_releases(package: str, gone_in: str, imports: Iterable[str], passed: Iterable[Passed]) -> bool:
     """Return true if imports and other calls exclude all releases before the release that removed an argument."""
     known = table(package)
     possible = possible_places(package, tuple(sorted(set(imports))), tuple(sorted(set(passed))))

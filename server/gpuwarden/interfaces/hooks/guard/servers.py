@@ -53,19 +53,19 @@ def other_server(server: str, tool: str, given: Mapping[str, Any], judge: Judge)
     if OWN in server:
         return None
     name = tool.rpartition("__")[2].removeprefix("MCP:").removeprefix(f"mcp_{server}_")
-    words, texts = _words(name), list(_texts(given))
+    words, texts = _split_name(name), list(_texts(given))
     platform = _is_platform(server, name, texts, judge)
     looks = bool(words & HARMLESS)
     for field_name, text in texts:
         if field_name in ACTION_FIELDS:
-            words |= _words(text)
+            words |= _split_name(text)
         elif platform and field_name in COMMAND_FIELDS and not words & SPEAKS:
-            words |= _words(" ".join([w for w in text.split() if not w.startswith("-")][:2]))
-    ended = {w for f, text in texts if f in STATE_FIELDS for w in _words(text)} & ENDED
+            words |= _split_name(" ".join([w for w in text.split() if not w.startswith("-")][:2]))
+    ended = {w for f, text in texts if f in STATE_FIELDS for w in _split_name(text)} & ENDED
     ends = words & VERBS or (platform and ended)
     if ends and not looks and (platform or words & MACHINES):
         return f"`{name}` from the MCP server `{server[:60]}` stops or deletes a resource"
-    far = platform or bool(_words(server) & {"ssh", "remote", "sftp", "gpu", "host"})
+    far = platform or bool(_split_name(server) & {"ssh", "remote", "sftp", "gpu", "host"})
     if not far and not words & LOOKS and (why := _file_tool(words, given, texts, judge)):
         return why
     for field_name, text in texts:
@@ -85,12 +85,12 @@ def _is_platform(server: str, tool: str, texts: Sequence[tuple[str, str]], judge
     """Return whether the server, the tool or an argument names a platform, or a request is sent to a platform."""
     names = [tool, *(text for field_name, text in texts if field_name in PLACE_FIELDS)]
     for word in judge.patterns.servers:
-        if word in _words(server) or word in server.split("-"):
+        if word in _split_name(server) or word in server.split("-"):
             return True
         if word in AMBIGUOUS:
             if any(re.match(rf"{word}(?![a-z])", name.lower()) for name in names):
                 return True
-        elif any(word in _words(n) or (len(word) > 5 and word in re.sub(r"[\W_]", "", n.lower())) for n in names):
+        elif any(word in _split_name(n) or (len(word) > 5 and word in re.sub(r"[\W_]", "", n.lower())) for n in names):
             return True
     return any(f in REQUEST_FIELDS and judge.patterns.host.search(text) for f, text in texts)
 
@@ -128,6 +128,6 @@ def _texts(given: Any, name: str = "") -> Iterator[tuple[str, str]]:
             stack += [(name, v) for v in value]
 
 
-def _words(name: str) -> set[str]:
+def _split_name(name: str) -> set[str]:
     """Split a name at hyphens, underscores and capitals into lower-case words."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)}

@@ -18,8 +18,8 @@ from gpuwarden.core.guidance import Action, approval, do
 from gpuwarden.core.states import Teardown
 from gpuwarden.interfaces import results
 from gpuwarden.interfaces.cli.approval import (
+    awaits_approval,
     grant_spending,
-    is_asked,
     open_spending,
     ordered_by,
     request_facts,
@@ -27,7 +27,7 @@ from gpuwarden.interfaces.cli.approval import (
     spending_facts,
 )
 from gpuwarden.interfaces.cli.drawing import local
-from gpuwarden.interfaces.cli.page_code import takes_codes
+from gpuwarden.interfaces.cli.page_code import allows_codes
 from gpuwarden.interfaces.cli.wording import command, in_commands
 from gpuwarden.interfaces.http.access import Protected, principal_of
 from gpuwarden.interfaces.http.bodies import json_object
@@ -95,7 +95,7 @@ class ApprovalPages:
         site = self.settings.local_url if request.url.hostname in {"127.0.0.1", "::1"} else ""
         here = [one for one in passkeys(self.ctx) if one.site == request.url.hostname]
         by_code = do(Action.APPROVE, ticket=ticket, code=principal_of(request).id)
-        code = command(by_code) if takes_codes(self.ctx) else ""
+        code = command(by_code) if allows_codes(self.ctx) else ""
         return page("approve.html", view, here="Now", ticket=ticket, ready=bool(here), open_at=site, code=code)
 
     async def _facts(self, ticket: str) -> View:
@@ -110,7 +110,7 @@ class ApprovalPages:
                 "digest": spending_digest(found, facts),
                 "blocked": False,
                 "lists": {"steps": []},
-                "open": is_asked(self.ctx, found),
+                "open": awaits_approval(self.ctx, found),
                 "until": local(issued.expires_at, "%m-%d %H:%M"),
                 "command": shell,
                 "title": f"Spend on {shown(issued.name)}",
@@ -152,7 +152,7 @@ class ApprovalPages:
     async def code(self, request: Request) -> Response:
         """Approve the displayed facts. The request contains the one-time terminal code and the digest of the facts."""
         body, ticket = await _body(request), request.path_params["ticket"]
-        if not takes_codes(self.ctx):
+        if not allows_codes(self.ctx):
             raise Refused("the policy does not allow codes on the page", approval(ticket))
         facts = await self._facts(ticket)
         if not facts["open"] or facts["blocked"]:

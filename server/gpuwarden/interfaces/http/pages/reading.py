@@ -128,7 +128,7 @@ def _filters(request: Request) -> dict[str, str]:
     return asked
 
 
-def _kept(asked: dict[str, str]) -> dict[str, str]:
+def _set_filters(asked: dict[str, str]) -> dict[str, str]:
     """Return the filters that are set."""
     return {name: value for name, value in asked.items() if value and name != "after"}
 
@@ -188,9 +188,9 @@ class Pages:
     async def jobs(self, request: Request) -> Response:
         """GET /jobs: all jobs, one page at a time."""
         asked = _filters(request)
-        first = f"/jobs?{urlencode(_kept(asked))}"
+        first = f"/jobs?{urlencode(_set_filters(asked))}"
         # Filters on fields other than the state have to read every job, which is too slow for repeated updates.
-        follows = _kept(asked).keys() <= {"state"} and not asked["after"]
+        follows = _set_filters(asked).keys() <= {"state"} and not asked["after"]
         live = f"/jobs.json?{urlencode({'state': asked['state']})}" if follows else ""
         return page("jobs.html", self._jobs(asked), here="Jobs", asked=asked, states=STATES, first=first, live=live)
 
@@ -218,7 +218,7 @@ class Pages:
             after=asked["after"],
         )
         view = jobs_view(results.jobs_of(found))
-        older = f"/jobs?{urlencode({**_kept(asked), 'after': view['after']})}"
+        older = f"/jobs?{urlencode({**_set_filters(asked), 'after': view['after']})}"
         view["lists"]["older"] = [{"key": "older", "name": "Older jobs", "href": older}] if view["after"] else []
         return clean(self.ctx, view)
 

@@ -140,7 +140,7 @@ def _add_submit(server: MCPServer[Any], ctx: "Context") -> None:
         }
         from gpuwarden.lifecycle.fan_out.accepting import fan_out
         from gpuwarden.lifecycle.receipts import launch_receipt
-        from gpuwarden.lifecycle.submission.bundling import script_file, whole_script
+        from gpuwarden.lifecycle.submission.bundling import script_file, with_trainer_package
         from gpuwarden.lifecycle.submission.submit import Submission, submit
 
         if receipt and not (dry_run or rehearse or script or command or grid or seeds):
@@ -157,7 +157,7 @@ def _add_submit(server: MCPServer[Any], ctx: "Context") -> None:
         elif script is not None and script.endswith(".py") and "\n" not in script:
             given["script"], file = script_file(ctx.cwd or Path.cwd(), script), script
         elif script is not None:
-            given["script"] = whole_script(script)
+            given["script"] = with_trainer_package(script)
         if grid or seeds:
             if rehearse:
                 raise BadRequest("a fan-out can't be rehearsed; nothing was done", "Rehearse one cell: pass its args.")

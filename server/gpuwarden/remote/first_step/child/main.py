@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, Iterator, NoReturn
 from gpuwarden.remote.first_step.child import data, devices, handlers, hub, loops, small_models, trainers
 from gpuwarden.remote.first_step.child.imports import AfterImport
 from gpuwarden.remote.first_step.child.record import Enough, Record, Stopped, model_files, write
-from gpuwarden.remote.first_step.child.verdict import is_wrong, judge, judge_caught, stopped
+from gpuwarden.remote.first_step.child.verdict import is_code_error, judge, judge_caught, stopped
 
 REPORTS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".png", ".html", ".yaml")
 """The suffixes of files that contain no model. If a script saves only such files, the model is lost."""
@@ -113,7 +113,7 @@ def rehearse(record: Record) -> Dict[str, Any]:
     sys.path.insert(0, work)
     sys.argv = [script, *order["args"]]
     own = ModuleType("__main__")
-    watchers = handlers.watchers(record, lambda e: is_wrong(record, e), lambda e: not stopped(record, e))
+    watchers = handlers.watchers(record, lambda e: is_code_error(record, e), lambda e: not stopped(record, e))
     vars(own).update(__file__=script, __builtins__=__builtins__, **loops.counters(record), **watchers)
     sys.modules["__main__"] = own
     try:

@@ -34,7 +34,7 @@ _CALLS = re.compile(
 
 def judge(record: Record, error: BaseException, script: str) -> Dict[str, Any]:
     """Return the outcome for a script that ended with an error."""
-    line, text = place(error, script)
+    line, text = script_line(error, script)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SystemExit):
         message = record.usage or f"the script exits with code {error.code}"
@@ -56,7 +56,7 @@ def judge_caught(record: Record, error: Exception, script: str) -> Dict[str, Any
     return {**found, "message": f"the script ignores the error {found['message']}"[:MOST], "certain": False}
 
 
-def is_wrong(record: Record, error: BaseException) -> bool:
+def is_code_error(record: Record, error: BaseException) -> bool:
     """Return whether a caught error shows that the script's code, not its data, is wrong."""
     thing = getattr(error, "obj", None)  # available since Python 3.10
     of_no_value = isinstance(error, AttributeError) and thing is not None and type(thing).__module__ != "builtins"
@@ -112,7 +112,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
-def place(error: BaseException, script: str) -> Tuple[int, str]:
+def script_line(error: BaseException, script: str) -> Tuple[int, str]:
     """Return the number and text of the last script line in an error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return error.lineno or 0, (error.text or "").strip()
