@@ -178,7 +178,7 @@ def _case_faults(row: dict[str, Any]) -> Iterator[str]:
 def _check_faults(
     checks: tuple[Check, ...], rows: list[dict[str, Any]], invariants: tuple[Check, ...]
 ) -> Iterator[str]:
-    """Yield errors that concern a case's checks as a whole: duplicate ids, missing kinds, and invalid skipping."""
+    """Yield errors that concern a case's checks as a whole: duplicate ids, missing kinds, and unjustified skips."""
     ids = [c.id for c in checks + invariants]
     for id in sorted({i for i in ids if ids.count(i) > 1}):  # noqa: A001
         yield f"two checks have the id {id!r}"

@@ -37,7 +37,7 @@ class Issue(Frozen):
 def check(references: Path, *, today: date, months: int = 6, more: tuple[Path, ...] = ()) -> list[Issue]:
     """List the issues in `references` and in the folders `more` (profiles, skills), urgent ones first.
 
-    A fact is stale when its `verified` month is more than `months` before `today`.
+    A fact is stale if it was last verified more than `months` months before `today`.
     """
     catalogue, problems = read_tree(references)
     issues = [Issue(kind="broken", urgent=False, file=p.file, line=p.line, message=p.message) for p in problems]

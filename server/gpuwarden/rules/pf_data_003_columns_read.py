@@ -38,7 +38,7 @@ def columns_read(facts: SubmitFacts) -> Iterator[Found]:
     (fact,) = data.values()
     if fact.config is None or not fact.config.columns:
         return
-    # After several functions, or from other sources, a row may have columns that are not known here.
+    # If rows pass through several functions or come from other sources, they may have columns that are not known here.
     other = facts.uses.called(*_SOURCES) is not None or any(
         c.last == "load_dataset" and c.args and isinstance(c.args[0], str) and c.args[0] in BUILDERS
         for c in facts.uses.calls

@@ -10,8 +10,8 @@ from gpuwarden.core.models import Frozen
 SETTLED_S: Final = 150.0
 SETTLED_STEPS: Final = 20
 _SPREAD: Final = (0.75, 1.45)
-"""Minimum and maximum remaining duration, relative to the duration at a settled pace. The rest of the run may have
-longer rows, evaluations and saves.
+"""Minimum and maximum remaining duration, relative to the estimate from a settled pace. Later rows may be longer, and
+later evaluations and saves may take more time.
 """
 _EARLY: Final = (0.4, 2.5)
 _EARLIER: Final = (0.6, 1.7)

@@ -85,7 +85,7 @@ def usable(name: str, kind: str) -> bool:
 
 
 def reads(name: str, kind: str, beside: Collection[str]) -> bool | None:
-    """Return whether a method can read a Hub dataset's column of this type as `name`.
+    """Return whether a method can use a column of this type, in a dataset on the Hub, as its column `name`.
 
     `beside` contains the names of the other columns. Return None if the type is unknown. A string is never an image
     here, because only paths in local files refer to images.

@@ -89,8 +89,8 @@ class Call:
 class Program:
     """A parsed program with its environment and arguments.
 
-    `nodes` contains the parts that can run, with their scopes. `optional` contains those that may fail or be skipped
-    without harm, `maybe` those under an unknown condition, and `tried` those whose failure does not stop the program.
+    `nodes` contains the parts that can run, with their scopes. The parts in `optional` may fail or be skipped without
+    harm. The parts in `maybe` depend on an unknown condition. If a part in `tried` fails, the program continues.
     `rewrites` is true if the program may set its own arguments, which are then unknown; `given` contains the flags that
     remain. `configured` is true if any setting may be given in a file or in such arguments.
     """

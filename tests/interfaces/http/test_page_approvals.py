@@ -70,7 +70,7 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
 def warden(folder: Path, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Context:
     """Return a context whose policy allows approval at a terminal and on the page only."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("gpuwarden.interfaces.mcp.page_approvals.MAX_WAIT_S", WAIT_S)
+    monkeypatch.setattr("gpuwarden.lifecycle.monitoring.wait.MAX_WAIT_S", WAIT_S)
     (folder / "policy.toml").write_text(POLICY.replace(', "elicitation"', "") + more)
     return quick_warden(folder / "home")
 
@@ -161,7 +161,7 @@ async def test_only_the_page_decides_and_the_tool_reports_the_decision(ctx: Cont
 async def test_a_call_waits_for_a_decision_after_the_page_was_opened(
     ctx: Context, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr("gpuwarden.interfaces.mcp.page_approvals.MAX_WAIT_S", 600.0)
+    monkeypatch.setattr("gpuwarden.lifecycle.monitoring.wait.MAX_WAIT_S", 600.0)
     async with talking(ctx, mode=mode) as talk:
         ask = {"job_id": await talk.proven(), "verb": "terminate"}
     with page(ctx) as parts:

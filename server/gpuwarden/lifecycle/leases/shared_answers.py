@@ -186,7 +186,7 @@ def sharing(ctx: Context, jobs: Iterable[JobRecord], leases: Iterable[LeaseRecor
 
 @contextmanager
 def sharing_nothing() -> Iterator[None]:
-    """Query each machine and job separately within this task, because an approval needs current facts."""
+    """Disable sharing within this task. An approval needs current facts, so each machine and job is queried again."""
     token = _WALK.set(None)
     try:
         yield

@@ -27,7 +27,10 @@ class PictureSettings(Settings):
 
 
 def with_pictures(rows: Any, source: str) -> Any:
-    """Return the rows with the column `image` read as pictures. Paths are relative to the folder of the data file."""
+    """Return the rows with pictures instead of paths in the column `image`.
+
+    Paths are relative to the data file's folder.
+    """
     from datasets import Image, Value
 
     if isinstance(rows.features["image"], Image):

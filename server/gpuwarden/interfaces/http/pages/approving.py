@@ -190,7 +190,7 @@ class ApprovalPages:
     async def state(self, request: Request) -> Response:
         """Return the progress of an approved teardown.
 
-        Each call advances the teardown by one step, like each poll of a command that waits at a terminal.
+        Each call also advances the teardown by one step.
         """
         found = await proceed(self.ctx, request.path_params["ticket"])
         message = shown(results.torn_down(found).message)

@@ -125,7 +125,7 @@ def rehearse(record: Record) -> Dict[str, Any]:
         bounded = handlers.watch(loops.shorten(tree))
         exec(compile(bounded, script, "exec"), vars(own))  # noqa: S102 - it runs in the sandbox
     except Enough:
-        return {"outcome": "passed", "why": "the training loop has an unknown length and was stopped after some steps"}
+        return {"outcome": "passed", "why": "the training loop has an unknown length and was stopped after a few steps"}
     except SystemExit as error:
         if error.code not in (None, 0) and not record.caught:
             return judge(record, error, script)
