@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def publish_skills(site: Path) -> None:
-    """Write each skill as an archive, and the index of all. The format is Agent Skills Discovery 0.2.0.
+    """Write an archive for each skill, and an index of the archives. The format is Agent Skills Discovery 0.2.0.
 
     Source: https://github.com/cloudflare/agent-skills-discovery-rfc
     """

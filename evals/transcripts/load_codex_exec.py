@@ -21,7 +21,7 @@ def claims(source: Source) -> bool:
 def load(source: Source) -> list[Transcript]:
     """Load one transcript; it is incomplete without a closing turn event."""
     builder = TranscriptBuilder("codex_exec", bare=source.bare)
-    running: dict[str, int] = {}  # shell commands whose end Codex has not reported
+    running: dict[str, int] = {}  # shell commands that have not ended yet, according to Codex
     for line, row in source.rows:
         kind = row.get("type")
         if isinstance(kind, str) and kind.startswith("item.") and isinstance(row.get("item"), dict):

@@ -26,7 +26,7 @@ def acting_as(person: str) -> Iterator[None]:
 
 
 def acting(process: str) -> str:
-    """Return the current actor; `process` is the actor of the process itself."""
+    """Return the current actor: `process`, with the user if actions are attributed to one."""
     person = _PERSON.get()
     return f"{process.partition('/')[0]}/{person}" if person else process
 

@@ -93,8 +93,8 @@ class Notice:
                 f"in {kept}. The active policy is {line(self.about, 200)}, and all spending needs approval."
             )
         return (
-            f"The ledger in {name} is not the usual ledger, which is in {kept}. All spending needs approval until the "
-            "user accepts the new ledger."
+            f"This account's ledger is in {kept}, but this process uses the one in {name}. All spending needs approval "
+            "until the user accepts the new ledger."
         )
 
     @property

@@ -100,7 +100,8 @@ def _bases(text: str) -> tuple[str, ...]:
 def changes(versions: Sequence[str], releases: Sequence[Mapping[str, Text]]) -> dict[str, Any]:
     """Return the names and members that some releases lack, with the ranges of releases that have them.
 
-    A name is only returned if its module exists in more releases than the name; the same applies to a class's members.
+    If a name is missing only because its module is missing too, it is not returned. The same applies to the members of
+    a missing class.
     """
     names: dict[str, dict[str, set[int]]] = {}
     members: dict[str, dict[str, set[int]]] = {}

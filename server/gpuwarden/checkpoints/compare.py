@@ -111,7 +111,7 @@ def _same_run(
         _progress(now, before, compared)
     both = [(n, new[n].tensor, old[n].tensor) for n in new if n in old]
     differences = {
-        "lacks tensors of the other checkpoint": [n for n in old if n not in new],
+        "lacks tensors that are in the other checkpoint": [n for n in old if n not in new],
         "has tensors that are not in the other checkpoint": [n for n in new if n not in old],
         "has tensors with a different shape": [n for n, a, b in both if a.shape != b.shape],
         "has tensors with a different data type": [n for n, a, b in both if a.dtype != b.dtype],

@@ -29,7 +29,7 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|l
 
 
 class UnsafeName(BadReply):
-    """A file name from another machine can't be used on this machine."""
+    """Raised for a file name from another machine that can't be used on this machine."""
 
 
 def local_name(path: str, *, windows: bool = os.name == "nt") -> str:

@@ -28,7 +28,7 @@ class ShellGuard:
     hosts: tuple[str, ...] = ()
     """Host names of the platform's API; each includes its subdomains."""
     paths: tuple[str, ...] = ()
-    """Regular expressions for URLs, for APIs that each site serves under its own host name."""
+    """Regular expressions for the URLs of an API that each site serves under its own host name."""
     requests: tuple[str, ...] = ()
     """Regular expressions for the URL and body of requests that end a machine, other than DELETE requests.
 

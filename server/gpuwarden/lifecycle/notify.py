@@ -106,8 +106,9 @@ def channels(ctx: Context) -> dict[str, Channel]:
 
 
 def delivered_at(ctx: Context, raised: Event[AlertRaised]) -> float | None:
-    """Return the time when the first channel accepted an alert; None before that, or if the policy can't be read.
+    """Return the time when the first channel accepted an alert.
 
+    Return None if no channel has accepted it yet, or if the policy can't be read.
     If no channel is configured, the alert counts as delivered at the time of its event.
     """
     try:

@@ -133,7 +133,7 @@ class Cloud:
         return self._call("quote", ask)
 
     def create(self, resources: Resources, token: str) -> Answer[Instance]:
-        """Rent an instance with the label `token`. As with real clouds, a second call rents another instance."""
+        """Rent an instance with the label `token`. As in real clouds, each call rents another instance."""
 
         def rent(s: Session) -> Instance:
             usd = meter.price(s.config.settings, self.profile, resources)

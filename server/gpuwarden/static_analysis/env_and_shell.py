@@ -157,7 +157,7 @@ def shells_of(program: Program) -> Iterator[Shell]:
 
 
 _DEEPEST = 50
-"""The maximum depth of nested expressions that are read."""
+"""Maximum nesting depth of an expression. Deeper parts are not read."""
 
 
 def _worded(program: Program, node: ast.AST, scope: Any, depth: int = 0) -> str:

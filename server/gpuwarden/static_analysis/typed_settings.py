@@ -213,7 +213,7 @@ def _number(value: Any) -> float | None:
 
 
 def _required(classes: list[ast.ClassDef]) -> Iterator[str]:
-    """Yield the settings that a `check` method requires with `if not self.NAME: raise`."""
+    """Yield the settings that a `check` method requires: those in statements such as `if not self.NAME: raise ...`."""
     checks = [f for one in classes for f in one.body if isinstance(f, ast.FunctionDef) and f.name == "check"]
     for node in (inner for check in checks for inner in ast.walk(check)):
         match node:

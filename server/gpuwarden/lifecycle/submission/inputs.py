@@ -124,7 +124,7 @@ def program_of(
 
 
 class _Walk:
-    """Finds the files at and under the given paths; `found` maps the path on the machine to the real local path."""
+    """Finds the given files, and all files in the given folders. `found` maps paths on the machine to local paths."""
 
     def __init__(self, root: Path, kept: tuple[Path, ...] = ()) -> None:
         self.root, self.kept = root, kept

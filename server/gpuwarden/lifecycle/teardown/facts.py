@@ -158,8 +158,8 @@ async def _stored(
 def complete_copy(ctx: Context, job: JobRecord) -> Pulled | None:
     """Return the latest complete copy of a job's outputs.
 
-    A copy is complete if it was made after the job's end and after the last declaration of outputs. If it was made from
-    an artifact store, the store must have a final report, and the machine must not have been started again since then.
+    A copy is complete if it was made after the job had ended and after outputs were last declared. A copy from an
+    artifact store also requires the store's final report, and the machine must not have been started again since then.
     """
     since = complete_after(ctx, job.id)
     for event in reversed(ctx.ledger.events(job.subject, kind=ArtifactsPulled)) if since else ():

@@ -117,7 +117,7 @@ async def _owned(ctx: Context, job: JobRecord) -> NotSupported:
         f"The state of job {job.id} is {job.state}"
     )
     if job.state not in TERMINAL_JOBS:
-        cancel = do(Action.CANCEL, "to end its processes; the machine and its files are not changed", job_id=job.id)
+        cancel = do(Action.CANCEL, "to end its processes without changing the machine or its files", job_id=job.id)
         return NotSupported(message, cancel)
     if job.handle is None:
         return NotSupported(message, "The job was never launched there, so it left no files.")

@@ -217,8 +217,8 @@ class HubBuckets:
     # ----------------------------------------------------------------------------------------------------- files
 
     async def tree(self, request: Request) -> Response:
-        """GET the files in a folder or in the whole bucket. Unless `recursive` is set, list subfolders, not their
-        files.
+        """Handle GET for the files in a folder or in the whole bucket. Unless `recursive` is set, subfolders are
+        listed without their files.
         """
         bucket, query = self._bucket(request), request.query_params
         if query.get("sort", "path") not in {"path", "uploadedAt"} or query.get("direction", "asc") not in _DIRECTIONS:

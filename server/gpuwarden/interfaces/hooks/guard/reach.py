@@ -1,4 +1,4 @@
-"""Match paths with globs, braces or unknown parts against protected paths. The result is never, maybe or surely."""
+"""Match paths with globs, braces or unknown parts against protected paths. The result is a `MatchCertainty`."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def may_be_off(text: str) -> bool:
 
 
 def code_edits(text: str) -> str | None:
-    """Return the reason to block code in another language that writes a file reserved for the user."""
+    """Return the reason to block code, such as Python, if it writes a file that is reserved for the user."""
     found = _KEPT_IN_CODE.search(text)
     return (
         f"the code writes `{found[0]}`; only the user may do that" if found and _WRITES_IN_CODE.search(text) else None

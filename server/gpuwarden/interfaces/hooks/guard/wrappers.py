@@ -54,7 +54,7 @@ DOERS: Final = frozenset({"awk", "gawk", "mawk", "make", "gmake", "expect", "osa
                           "asciinema", "xdotool", "ydotool", "wtype", "dotool"})  # fmt: skip
 """Programs that run text in a language other than shell, or that type text into a terminal."""
 LATER: Final = frozenset({"at", "batch", "crontab"})
-"""Programs that run the shell text from their standard input at a later time."""
+"""Programs that read shell commands from standard input and run them later."""
 VALUED: Final = frozenset({"--user", "--group", "--from", "--with", "--python", "--unset", "--chdir", "--signal",
                            "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file", "--delimiter",
                            "--package", "--project", "--property", "--unit", "--max-lines", "--replace", "--interval",
