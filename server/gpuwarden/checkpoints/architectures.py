@@ -48,7 +48,7 @@ class _Family:
     each: _Shapes
     may: _Shapes = field(default_factory=dict)
     head: _Shapes = field(default_factory=dict)
-    # True if the model class defines a default head size. A config without a head size then leaves it unknown.
+    # True if the model class defines a default head size. The head size is then unknown if the config omits it.
     own_head: bool = False
 
 

@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _examine(path: Path, args: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     """Examine one path; load and compare it if requested. Return at most `_ROWS` files, the worst first."""
-    # Imported here, because the modules are compiled again at each start, and the other verbs need none of these.
+    # Imported here, because the modules are recompiled at each start, and the other commands do not need these.
     from gpuwarden.checkpoints.examine import examine
 
     sealed = seal_log.seals_below(args.log, path) if args.log else {}
@@ -172,7 +172,8 @@ def _seal(args: argparse.Namespace) -> int:
     from gpuwarden.checkpoints.sealing.seal import Sealer, hide_memory
 
     _lowest_priority()
-    # The job can overwrite the archive. Code that is imported after the key is read could then sign forged digests.
+    # Import all plug-ins before reading the key: the job can overwrite the archive, and code imported later could sign
+    # forged digests.
     for plugins in (FORMATS, LAYOUTS):
         plugins.usable()
     digests: tuple[str, ...] = ("sha256",) if args.log else manifest.DIGESTS

@@ -68,7 +68,7 @@ def _settle(judgement: Judgement, answer: dict[str, Any]) -> None:
     if "unable" in answer:
         judgement.unproved.append(f"whether its architecture accepts the tensors: {short(answer['unable'], 160)}")
         return
-    # This result covers the checks that the architecture table could not make.
+    # transformers has now made the checks that the architecture table could not make.
     judgement.unproved.clear()
     for what, sentence in (
         ("missing", "tensors that the architecture requires are missing"),

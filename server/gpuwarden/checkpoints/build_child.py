@@ -54,7 +54,7 @@ def use_no_cache() -> None:
 
 
 def forbid(event: str, _: Any) -> None:
-    """Raise PermissionError for an audit event that reports use of the network or of another program."""
+    """Raise PermissionError for an audit event that reports network access or the start of another program."""
     if event.startswith(_FORBIDDEN):
         raise PermissionError(f"{event} is not allowed here")
 

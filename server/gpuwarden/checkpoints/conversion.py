@@ -29,13 +29,13 @@ _ALIASES = {
     "deepseek_v3": "deepseek2",
     "cohere": "command-r", "stablelm": "stablelm", "gpt_bigcode": "starcoder", "phi3": "phi3",
 }  # fmt: skip
-# Architectures whose conversion is fully known, so that any mismatch is a problem.
+# Architectures whose conversion is fully known, so any mismatch is a problem.
 _UNDERSTOOD = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "minicpm")
 # Allowed relative errors for types that the library can't quantize to: twice the error of normally distributed weights.
 _ERRORS = {"Q2": 0.6, "Q3": 0.35, "Q4": 0.2, "Q5": 0.1, "Q6": 0.05, "IQ1": 0.9, "IQ2": 0.7, "IQ3": 0.45, "IQ4": 0.2}
 _FLOOR = 1e-6
-_MORE = 1.6  # factor for the library's quantization error, because weighted quantization has a larger error
+_MORE = 1.6  # allowed multiple of the library's quantization error; weighted quantization has a larger error
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "output.weight")
 
 
@@ -205,7 +205,7 @@ class _Comparison:
         self.settle(name, ours.tensor.dtype, errors)
 
     def settle(self, name: str, dtype: str, errors: dict[str, tuple[float, float]]) -> None:
-        """Record whether the tensor matches the expected form of the source, another form, or none."""
+        """Record whether the tensor matches the source in the expected form, in another form, or not at all."""
         fits = {label for label, (error, most) in errors.items() if error <= most}
         expected = "turned" if "turned" in errors and self.kind in _PERMUTED else "plain"
         if expected in fits or (fits and self.kind not in _UNDERSTOOD) or fits == {"plus one"}:

@@ -155,17 +155,17 @@ def judge(found: Findings) -> None:
     if found.tree is None:
         return
     plugins = [p for _, p in LAYOUTS.usable()]
-    found.doubts += [f"a layout plug-in can't be used, so it checked no folder: {s.fault}" for s in LAYOUTS.broken()]
+    found.doubts += [f"a layout plug-in can't be used, so its checks were skipped: {s.fault}" for s in LAYOUTS.broken()]
     for folder in sorted(found.tree.folders, key=lambda f: f.rel):
         for plugin in plugins:
             try:
                 if not plugin.claims(folder):
                     continue
                 judgement = plugin.judge(folder, found)
-            except (Broken, Doubtful, *GAVE_UP) as why:  # Invalid content, or a file was removed.
+            except (Broken, Doubtful, *GAVE_UP) as why:  # The content is invalid, or a file was removed.
                 judgement = Judgement(plugin.NAME, folder.rel, doubts=[f"could not be checked: {short(why, 80)}"])
             if not isinstance(judgement, Judgement):
-                fault = f"could not be checked: its layout returned {short(judgement)}"
+                fault = f"could not be checked: the layout plug-in returned {short(judgement)}"
                 judgement = Judgement(plugin.NAME, folder.rel, doubts=[fault])
             found.judgements.append(judgement)
 
@@ -216,14 +216,14 @@ def _examine(source: Source, entry: Entry, ask: ExamineOptions) -> None:
         _content(source, entry, anatomy, expected, ask)
     if entry.temporary and entry.sealed:
         entry.unproved.append(
-            "its content, because the file is left over from an unfinished save and belongs to no checkpoint"
+            "its content, because the file is left over from an unfinished save and is not part of a checkpoint"
         )
     elif entry.temporary:
         entry.doubt(
             "is left over from an unfinished save; delete it, or find the process that is writing it", Cause.CHANGING
         )
     elif anatomy.opaque and not entry.sealed:
-        entry.doubt("only a digest recorded at save time could prove the file, and none was compared", Cause.UNSEALED)
+        entry.doubt("can only be verified with a digest recorded at save time, and none was compared", Cause.UNSEALED)
 
 
 def _read(source: Source, entry: Entry, head: bytes, limits: Limits) -> Anatomy:

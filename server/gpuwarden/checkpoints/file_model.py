@@ -18,7 +18,7 @@ from gpuwarden.core.evidence import Cause, Evidence
 class Broken(Exception):
     """The file is definitely damaged or malicious.
 
-    The message explains why; `cause` must be one that refutes a file.
+    The message explains why. `cause` must be a cause whose `refutes` is true.
     """
 
     def __init__(self, why: str, cause: Cause = Cause.DAMAGE) -> None:
@@ -27,7 +27,7 @@ class Broken(Exception):
 
 
 class Doubtful(Exception):
-    """It can't be determined whether the file is intact; the message explains why. Such a file is never proven."""
+    """It is unknown whether the file is intact; the message explains why. The file does not count as proven."""
 
     def __init__(self, why: str, cause: Cause = Cause.UNREAD) -> None:
         super().__init__(why)
@@ -35,7 +35,7 @@ class Doubtful(Exception):
 
 
 class Unread(Doubtful):
-    """No reader supports the file's format. A matching recorded digest can still prove the file."""
+    """No reader supports the file's format. A matching recorded digest can still prove that a copy is intact."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Limits:
     depth: int = 32
     lines: int = 5_000_000  # number of lines parsed in a JSON Lines file
     unpacked: int = 1 << 30  # number of bytes decompressed from one file
-    unpack_ratio: int = 20  # for large files, `unpacked` is replaced by this factor times the file's size
+    unpack_ratio: int = 20  # for large files, the limit is this multiple of the file's size instead of `unpacked`
     inflate_ratio: int = 1100  # the maximum compression ratio of deflate is 1032:1
 
 
@@ -172,7 +172,7 @@ class Anatomy(Evidence):
     content: Any = None
     meta: dict[str, Any] = field(default_factory=dict)
     big_endian: bool = False
-    # The format contains nothing that can be checked, so only a matching recorded digest can prove the file.
+    # The format contains nothing that can be checked, so the file can only be verified with a recorded digest.
     opaque: bool = False
     # Arrays with NaN or infinity. `values/data_arrays.py` decides whether they are weights or data.
     not_finite: list[str] = field(default_factory=list)
@@ -210,9 +210,9 @@ def role(name: str) -> str:
 
 
 def some(names: Any, limit: int = 3, count: int | None = None) -> str:
-    """Return text that contains the first few names and the number of remaining names.
+    """Join the first few names, and add the number of remaining names.
 
-    `count` is the total number of names, for an incomplete list.
+    `count` is the total number of names; pass it if `names` is incomplete.
     """
     listed = list(names)
     head = ", ".join(short(n, 80) for n in listed[:limit])
@@ -223,7 +223,7 @@ def some(names: Any, limit: int = 3, count: int | None = None) -> str:
 def gaps(numbers: range, found: Collection[int]) -> tuple[list[int], int]:
     """Return the first few numbers that are in a range but not in a set, and the total count of such numbers.
 
-    The work depends on the size of the set, because a hostile file can claim a million parts.
+    The running time depends on the size of the set, not of the range, because a hostile file can claim a million parts.
     """
     first = list(islice((n for n in numbers if n not in found), 3))
     return first, len(numbers) - sum(n in numbers for n in found)

@@ -48,9 +48,9 @@ class Entry(Evidence):
     doubts: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     sealed: bool = False
-    # The format is unknown, so only a digest can prove a copy.
+    # The format is unknown, so a copy can only be verified with a digest.
     unread: bool = False
-    # The file is an image, a table or a log and contains no weights, so damage to it affects no checkpoint.
+    # The file is an image, a table or a log and contains no weights, so damage to it does not affect a checkpoint.
     aside: bool = False
 
 

@@ -66,7 +66,7 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def into(self, view: memoryview, offset: int) -> int:
-        """Read at least one byte at `offset` into `view`; return the number of bytes. Raises Broken at the end."""
+        """Read at least one byte at `offset` into `view` and return the count. Raises Broken at the end of the file."""
         if hasattr(os, "preadv"):
             try:
                 got = os.preadv(self.fd, [view], offset)

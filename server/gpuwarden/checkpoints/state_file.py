@@ -29,7 +29,7 @@ _State = Tuple[str, Any]  # noqa: UP006  # the path in the file and the optimize
 def of_file(entry: Entry, found: Findings, named: int | None = None) -> Judgement | None:
     """Return the findings about a file with a model and a step; None for any other file.
 
-    `named` is the step in the file's name. It is used if the file has an optimizer and records no step.
+    `named` is the step in the file's name. It is used if the file has an optimizer and does not record a step.
     """
     root = entry.anatomy.content if entry.anatomy and entry.verdict == "proven" and not entry.temporary else None
     if not isinstance(root, dict):

@@ -191,13 +191,13 @@ def _examine(
     if level is not Level.STRUCTURE:
         for entry in found.entries.values():
             if entry.path in listed and not entry.sealed and not entry.problems and not entry.doubts:
-                entry.doubt("the manifest has no digest for it, so the copy can't be proven", Cause.UNSEALED)
+                entry.doubt("the manifest has no digest for this file, so the copy can't be verified", Cause.UNSEALED)
     # A pull adds the log and its staging folder to the artifacts.
     others = [name for name in found.beyond if name != LOG_NAME and not name.startswith(f"{STAGING}/")]
     if others:
         extra.not_checked.append(f"{len(others):,} files that are not in the manifest: {some(others)}")
     if not listed:
-        extra.doubt("the manifest lists no file in this folder")
+        extra.doubt("the manifest does not list any file in this folder")
     return found, extra
 
 

@@ -59,12 +59,12 @@ def members(source: Source, limits: Limits) -> dict[str, Member]:
         head = m.start - at
         if head < _LOCAL.size + len(m.name.encode()):
             raise Broken(f"member {short(m.name, 60)} overlaps the previous member", Cause.CONTRADICTION)
-        # Between members: header, name, extra field (64-bit sizes, padding), and the previous member's data descriptor.
+        # Allow only a header, a name, an extra field (64-bit sizes, padding) and the previous member's data descriptor.
         if head > _LOCAL.size + len(m.name.encode()) + 65_535 + 24:
-            raise Broken(f"{head:,} bytes before member {short(m.name, 60)} belong to no member", Cause.CONTRADICTION)
+            raise Broken(f"{head:,} bytes before member {short(m.name, 60)} are not in any member", Cause.CONTRADICTION)
         at = m.start + m.packed
     if offset - at > 24:
-        raise Broken(f"{offset - at:,} bytes before the zip directory belong to no member", Cause.CONTRADICTION)
+        raise Broken(f"{offset - at:,} bytes before the zip directory are not in any member", Cause.CONTRADICTION)
     filled = [m for m in found.values() if m.size]
     if len(filled) > 1 and not any(m.crc for m in filled):
         return {name: replace(m, unchecked=True) for name, m in found.items()}
@@ -170,8 +170,8 @@ def _directory(source: Source) -> tuple[int, int, int]:
     after = source.size - end - _END.size
     if after:
         if after == comment:
-            raise Doubtful(f"has a zip comment of {after:,} bytes; programs that write weights add none")
-        raise Broken(f"{after:,} bytes after its zip directory belong to no member", Cause.CONTRADICTION)
+            raise Doubtful(f"has a zip comment of {after:,} bytes; programs that write weights do not add one")
+        raise Broken(f"{after:,} bytes after its zip directory are not in any member", Cause.CONTRADICTION)
     if disk or first or here != count:
         raise Doubtful("is marked as part of a multi-disk archive")
     narrow = (count, size, offset)

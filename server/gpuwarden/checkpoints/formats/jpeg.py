@@ -10,7 +10,7 @@ from gpuwarden.checkpoints.safe_file import Source
 NAME = "jpeg"
 LOAD = "parsed"
 _START, _END, _SCAN, _FILL = 0xD8, 0xD9, 0xDA, 0xFF
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # in a scan, FF00 is an escaped FF, and D0 to D7 are restarts
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # in a scan, FF00 is an escaped FF, and D0 to D7 are restart markers
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 

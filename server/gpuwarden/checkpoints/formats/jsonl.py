@@ -89,4 +89,4 @@ def _check(line: bytes, number: int, found: Anatomy, limits: Limits) -> None:
         parse(line, found)
     except Broken as why:
         raise Broken(f"line {number:,} {why}") from why
-    del found.warnings[_WARNINGS:]  # Once a loss is NaN, every later line has the same warning.
+    del found.warnings[_WARNINGS:]  # Once a loss is NaN, every later line causes the same warning.

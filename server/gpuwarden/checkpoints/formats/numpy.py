@@ -33,7 +33,7 @@ _KINDS = {
     "V2": "U16", "V1": "U8",  # numpy stores bfloat16 and 8-bit floats as these types
 }  # fmt: skip
 _DESCR = re.compile(r"([<>|=])([a-zA-Z]\d+)")
-# Strings, bytes, times, and processor-dependent long floats. Only their sizes are checked.
+# Strings, bytes, times, and platform-dependent long doubles. Only their sizes are checked.
 _OTHER = re.compile(r"[<>|=]([USVaMm]|f(?=16|12)|c(?=32|24))(\d{1,9})(\[\w+\])?")
 
 

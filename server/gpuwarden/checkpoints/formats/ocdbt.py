@@ -1,6 +1,6 @@
 """Read an orbax checkpoint's OCDBT database: tables with a length and a CRC-32C, and data files without either.
 
-Tables are checked in full. A data file has no structure to check, so only a recorded digest can prove it.
+Tables are checked in full. A data file has no structure to check, so it can only be verified with a recorded digest.
 """
 
 from __future__ import annotations

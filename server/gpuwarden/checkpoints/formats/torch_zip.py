@@ -83,7 +83,7 @@ def _sums(found: Anatomy, source: Source, inside: dict[str, zips.Member], script
 
 
 def _filled(found: Anatomy, source: Source, reserved: list[zips.Member]) -> None:
-    """Refute an archive in which reserved space was never written."""
+    """Report storages whose reserved space was never written."""
     empty = [
         m.name
         for m in reserved
@@ -105,7 +105,7 @@ def _not_of_torch_save(source: Source, members: dict[str, zips.Member], limits: 
 
 
 def _other_pickles(found: Anatomy, source: Source, members: list[zips.Member], limits: Limits) -> None:
-    """Refute an archive in which another pickle runs code. torch does not load that pickle, but other programs may."""
+    """Report other pickles in the archive that would run code. torch does not load them, but other programs may."""
     for member in members[:_LOOKED_INTO]:
         try:
             data = zips.read(source, member, _SMALL)

@@ -21,7 +21,7 @@ def claims(name: str, head: bytes) -> bool:
 
 
 def read(source: Source, limits: Limits) -> Anatomy:
-    """Check the directory and the location of every member. Raises Unread if the archive is complete but unusual."""
+    """Check the directory and the location of every member. Raises Unread for an unsupported kind of archive."""
     try:
         members = zips.members(source, limits)
     except Broken as why:

@@ -145,7 +145,7 @@ def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     for what, numbers in (("ranks", worlds), ("model-parallel parts", models)):
         if len(numbers) > 1:
             judgement.problems.append(
-                f"the parts were saved by {some(numbers)} {what}, so they belong to different saves"
+                f"the parts record different numbers of {what} ({some(numbers)}), so they belong to different saves"
             )
     before = len(judgement.problems)
     world = worlds[0] if len(worlds) == 1 else None
@@ -178,7 +178,7 @@ def _complete(folder: Folder, parts: _Parts, judgement: Judgement) -> None:
     if parts.ranks and len(judgement.problems) == before:
         count = max(map(len, parts.ranks.values()))
         all_of = f"all {count} ranks have saved their parts"
-        unsure = f"{count} ranks have saved their parts; it is unknown whether there were higher ranks"
+        unsure = f"{count} ranks have saved their parts; it is unknown whether there were more ranks"
         judgement.proved.append(all_of if world else unsure)
 
 

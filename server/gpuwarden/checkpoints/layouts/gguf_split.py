@@ -37,7 +37,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
             entry = found[folder.join(name)]
             if entry and entry.anatomy and entry.anatomy.meta and not entry.anatomy.problems:
                 read[number] = entry.anatomy
-        # If a part can't be read, the findings about that file report it.
+        # An unreadable part is already reported in the findings about its file.
         if len(read) == count:
             _agree(stem, count, read, judgement)
     return judgement

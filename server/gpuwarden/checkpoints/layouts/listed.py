@@ -59,8 +59,8 @@ def _held(folder: Folder, path: str, listed: dict[str, bool]) -> bool | None:
     for name in PurePosixPath(path).parts:
         if name in folder.odd or name in folder.links:
             return True
-        below = folder.folders.get(name) or folder.folders.get(f"{name}_decoder")  # an ONNX export divides the VAE
-        if below is None:  # older pipelines have their only model and their scheduler in the root
+        below = folder.folders.get(name) or folder.folders.get(f"{name}_decoder")  # an ONNX export splits the VAE
+        if below is None:  # older pipelines store their single model and the scheduler in the root folder
             return True if _FLAT & folder.files.keys() and not listed.keys() & folder.folders.keys() else None
         folder = below
     parts = [folder, *(f for n, f in folder.folders.items() if str(PurePosixPath(path, n)) not in listed)]
@@ -78,7 +78,7 @@ def _pipeline(content: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _modules(content: Any) -> Iterator[tuple[str, bool]]:
-    """Yield each module's path, and true if it needs weights. Older versions save no file for Normalize."""
+    """Yield each module's path, and true if it needs weights. Older versions do not save a file for Normalize."""
     types = content.get("types") if isinstance(content, dict) else None  # a router's modules
     rows = content if isinstance(content, list) else []
     pairs = [(row.get("path"), row.get("type")) for row in rows if isinstance(row, dict)]

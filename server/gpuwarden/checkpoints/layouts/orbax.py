@@ -24,7 +24,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if _TOP in folder.files:
         top = _content(folder, found, _TOP)
         if not isinstance(top, dict) or not isinstance(top.get("commit_timestamp_nsecs"), int):
-            judgement.problems.append(f"{_TOP} records no commit time, so the save was not finished")
+            judgement.problems.append(f"{_TOP} does not record a commit time, so the save was not finished")
         if not any(_ITEM in f.files for f in (folder, *folder.folders.values())):
             judgement.problems.append(f"has no item with {_ITEM}")
     item = _content(folder, found, _ITEM) if _ITEM in folder.files else None
@@ -35,7 +35,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
     if not isinstance(tree, dict) or not tree:
         judgement.problems.append(f"{_ITEM} lists no array")
     elif not arrays:
-        judgement.doubts.append(f"{_ITEM} lists no array of a known type")
+        judgement.doubts.append(f"{_ITEM} does not list an array of a known type")
     if item.get("use_ocdbt"):
         judgement.problems += _database(folder)
     elif absent := [name for name in arrays if not _stored(folder.folders.get(name))]:
@@ -46,7 +46,7 @@ def judge(folder: Folder, found: Findings) -> Judgement:
 
 
 def _arrays(tree: object) -> list[str]:
-    """Return the array names in the metadata. Without a database, the arrays' folders have the same names."""
+    """Return the array names in the metadata. Without a database, each array has a folder of the same name."""
     found = []
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None

@@ -46,8 +46,8 @@ def judge(folder: Folder, found: Findings) -> Judgement:
         world = _WORLD.search(stem)
         total = math.prod(1 + max(axis) for axis in zip(*ranks))  # noqa: B905
         total = max(total, int(world.group(1)) if world else 0)
-        # In a LoRA adapter's name, the rank is a matrix size. Such numbers do not begin at 0.
-        spaced = math.gcd(*(n for rank in ranks for n in rank)) > 2  # such as one file per node
+        # In a LoRA adapter's name, "rank" is the rank of its matrices, and these numbers do not begin at 0.
+        spaced = math.gcd(*(n for rank in ranks for n in rank)) > 2  # for example, with one file per node
         if len(ranks) < total and (world or _FROM_0.search(stem) or (min(ranks)[0] == 0 and not spaced)):
             lacking.append(f"{total - len(ranks):,} of {total:,} {short(stem, 40)}")
     if lacking:

@@ -65,7 +65,7 @@ def _both_ways(
     for shard in shards:
         entry = found[folder.join(shard)]
         if entry is None or entry.anatomy is None or not entry.anatomy.tensors:
-            return  # the findings about the shard report this
+            return  # already reported in the findings about the shard
         for t in entry.anatomy.tensors:
             if t.name in held:
                 twice.append(t.name)

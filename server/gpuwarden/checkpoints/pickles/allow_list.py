@@ -116,7 +116,7 @@ def _ratio(args: tuple[Any, ...]) -> bool:
 
 
 def _literal(args: tuple[Any, ...]) -> bool:
-    """Accept no argument, or one list, tuple or dict. Another object could be infinite or run code when it is read."""
+    """Accept no argument, or one list, tuple or dict. Any other object could be infinite or run code."""
     return not args or (len(args) == 1 and type(args[0]) in (list, tuple, dict))
 
 
@@ -260,7 +260,7 @@ class Names:
         """Return the reason why a call may be unsafe; "" if it is harmless or its name is reported elsewhere."""
         func, args = made.func, made.args
         if not isinstance(func, Global):
-            return "calls a value that is not a name"
+            return "calls a value that is not an imported name"
         if not self.allows(func):
             return ""
         key = canonical(func)
@@ -299,7 +299,7 @@ class Names:
         return "" if fits else f"changes an object of {func} in a way that is not known to be harmless"
 
     def filled(self, target: Call, *, sequence: bool) -> str:
-        """Return the reason why adding elements may run code, such as an overridden method; "" if this is safe."""
+        """Return the reason why adding elements may run code, such as an overridden `append`; "" if this is safe."""
         func = target.func
         if not isinstance(func, Global) or not self.allows(func):
             return ""

@@ -1,4 +1,4 @@
-"""List names that let a pickle run code, access files or use the network. Such a name refutes the file.
+"""List names that let a pickle run code, access files or use the network. A file that uses one of them is refuted.
 
 The list only affects how severely a name is reported: a name on neither this list nor the allow-list is recorded as a
 doubt.

@@ -1,4 +1,4 @@
-"""Read and write manifests. A manifest lists a checkpoint's files with their digests, which can prove later copies.
+"""Read and write manifests. A manifest lists a checkpoint's files with their digests, to verify later copies.
 
 Inside a folder, the manifest is `gpuwarden-manifest.json`; next to a single file, it is
 `<file>.gpuwarden-manifest.json`. A manifest detects damage, but not an attacker who rewrites both the files and
@@ -24,8 +24,8 @@ from gpuwarden.checkpoints.values.content_scan import sweep
 FILE = "gpuwarden-manifest.json"
 DIGESTS = ("sha256", "xxh3_128", "crc32")
 PARTS = "parts_sha256"
-"""The name of the digest over the digests of a large file's upload parts. It is compared with an object's headers in an
-artifact store. A file that is uploaded in one part has no such digest."""
+"""The manifest key of a large file's multipart digest, which is computed over the digests of its upload parts and
+compared with the headers of the uploaded object. A file that is uploaded in one part does not have one."""
 
 
 def beside(path: Path) -> Path:

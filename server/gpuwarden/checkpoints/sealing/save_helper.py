@@ -14,8 +14,8 @@ and `load_latest` also need torch. Import it, or paste it into a script.
         model.save_pretrained(folder)
 
 How it works: all files are written to the folder `.tmp-checkpoint-<step>-<pid>`, together with a manifest of their
-digests, and flushed to the disk. Then the folder is renamed to `checkpoint-<step>`. Therefore, a folder with that name
-is complete, and the manifest reveals later damage. In a run with several ranks, save on only one rank.
+digests, and flushed to the disk. Then the folder is renamed to `checkpoint-<step>`, so a folder with that name is
+always complete. The manifest reveals later damage. In a run with several ranks, save on only one rank.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Loaded(NamedTuple):
 def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield a folder to write to, and rename it to `root/checkpoint-<step>` if the block ends without an error.
 
-    Afterwards, if `keep` is given, delete all but the last saved `keep` intact checkpoints. A checkpoint without a
+    Afterwards, if `keep` is given, delete all but the newest `keep` intact checkpoints. A checkpoint without a
     manifest is never deleted. A damaged checkpoint of the same step is replaced. Raises FileExistsError if this step
     has already been saved and is intact.
     """
@@ -71,7 +71,7 @@ def saving(root: str | Path, step: int, *, keep: int | None = None, parts: tuple
         for path in sorted(p for p in draft.rglob("*") if p.is_file()):
             info, name = path.stat(), path.relative_to(draft).as_posix()
             listed.append({"path": name, "size": info.st_size, "mtime_ns": info.st_mtime_ns, "sha256": _digest(path)})
-        # The order of the saves must survive a clock that was set back or that belongs to another machine.
+        # Keep the times of the saves in order, even if the clock was set back or a save is from another machine.
         taken_at = max(time.time(), *(at + 0.001 for at, _, _ in _folders(root)), 0.0)
         _write(draft / MANIFEST, {"taken_at": taken_at, "files": listed, "missing": []})
         for folder, _, files in os.walk(draft):
@@ -146,7 +146,7 @@ def _folders(root: Path) -> list[tuple[float, int, Path]]:
 
 
 def _saved_at(folder: Path) -> float:
-    """Return the manifest's time; the folder's own time if the manifest is damaged, or 0 if there is no manifest."""
+    """Return the manifest's time. If the manifest is damaged, return the folder's modification time; if missing, 0."""
     try:
         at = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["taken_at"]
         if 0 < at < 1e11:
@@ -159,7 +159,7 @@ def _saved_at(folder: Path) -> float:
 
 
 def _intact(folder: Path) -> bool:
-    """Return true if a folder is not damaged. Compute its digests only if a file has changed since the last time."""
+    """Return true if a folder is not damaged. Compute its digests only if a file has changed since the last check."""
     try:
         stats = _stats(folder)
     except OSError:
@@ -176,7 +176,7 @@ def _stats(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def _remove(folder: Path) -> None:
-    """Rename the folder first, so that no incomplete checkpoint remains if the process is killed."""
+    """Rename a folder, then delete it, so that no incomplete checkpoint remains if the process is killed."""
     doomed = folder.with_name(f".tmp-{folder.name}-{os.getpid()}-old")
     folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)

@@ -29,7 +29,7 @@ from gpuwarden.checkpoints.tree import Folder, walk
 
 @dataclass
 class Sealer:
-    """Examine an output folder, or one file, repeatedly. Each call of `look` is one examination.
+    """Examine an output folder, or one file, repeatedly. Each call to `look` is one examination.
 
     `digests` lists the names of the digests to record. If a `key` is given, each log line is signed. File states are
     kept only in memory, so all unsealed files are examined again after a restart.

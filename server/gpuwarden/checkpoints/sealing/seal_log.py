@@ -1,6 +1,6 @@
 """Read and write the seal log: digests computed right after a save, one JSON line per file, outside the outputs.
 
-A line is valid only while the file has the size and both times in the line: a write to the file updates its change
+A line is valid only while the file still has the recorded size and times: a write to the file updates its change
 time, which invalidates the line. Lines are only appended. If a path has several lines, the line with the latest sealing
 time applies, so appending an older line again has no effect. An incomplete line, left by a killed process, is skipped.
 The runner reads the same file (`seals.jsonl`). Standard library only.

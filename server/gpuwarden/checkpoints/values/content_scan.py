@@ -19,7 +19,7 @@ from gpuwarden.checkpoints.values import checksums, pages
 
 CHUNK = 1 << 23  # fits in the last-level cache; smaller blocks would make threads wait for each other more often
 SEGMENT = 1 << 26  # bytes of a large file that one thread processes at a time
-_NEWS = 1 << 23  # bytes between two calls of `progress`
+_NEWS = 1 << 23  # bytes between two calls to `progress`
 _JOIN = 1 << 22  # bytes; computing the CRC of this many takes about as long as joining two CRCs
 _LINE = 16  # bytes; the size of the largest element
 

@@ -15,7 +15,7 @@ _WEIGHT = re.compile(r"(?:.*[./])?(?:[wb]\d*|weights?\w*|biases)", re.IGNORECASE
 
 
 def judge(found: Findings) -> None:
-    """Refute numpy files with NaN or infinity if the file or its folder contains a model; otherwise, add a warning."""
+    """Report NaN or infinity in numpy files: as a problem if the file or folder contains a model, else as a warning."""
     beside = {
         path.rpartition("/")[0]
         for path, entry in found.entries.items()

@@ -17,7 +17,7 @@ _PARTNERS = {"weight": "bias", "bias": "weight", "exp_avg": "exp_avg_sq", "exp_a
 
 
 def judge(found: Findings) -> None:
-    """Refute files without tensors, and files with an empty tensor if other tensors show that it needs elements.
+    """Report a problem if a file has no tensors, or an empty tensor that needs elements according to other tensors.
 
     Other empty tensors are recorded as doubts. All files in a folder are checked together, because a model may
     be split across several files.
@@ -38,7 +38,7 @@ def judge(found: Findings) -> None:
 
 
 def _state(entry: Entry, root: Any) -> None:
-    """Refute a state file that has tensors but an empty model. If the file has no tensors, only record a doubt."""
+    """Report a problem if a state file has tensors but an empty model. If it has no tensors, only record a doubt."""
     if not isinstance(root, dict):
         return
     models = [root[key] for key in MODELS if isinstance(root.get(key), dict)]
