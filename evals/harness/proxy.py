@@ -210,7 +210,7 @@ class Line:
         assert self._server.stdout is not None
         with contextlib.suppress(OSError):
             for message in _messages(self._server.stdout):
-                # Drop the server's questions to the user. The handshake declared that there is no user.
+                # Drop the server's questions to the user. The client declared in the handshake that it has none.
                 if not isinstance(message, dict) or ("method" in message and "id" in message):
                     continue
                 with self._lock:

@@ -124,7 +124,7 @@ async def test_variables_never_allow_spending_above_the_file(
     for variable, value in ATTACKS[name](theirs).items():
         monkeypatch.setenv(variable, value)
     ctx = open_context("mcp")
-    assert ctx.policy == before.policy and ctx.active_policy.digest == before.digest, "the person's file stays in force"
+    assert ctx.policy == before.policy and ctx.active_policy.digest == before.digest, "the user's file stays active"
     first = await called(ctx, "submit_job", **JOB)
     assert first["code"] == "approval_required" and first["warnings"], first
     if name not in {"caps", "channel and PIN", "secrets and platforms"}:

@@ -31,7 +31,7 @@ def eval_dataset(facts: SubmitFacts) -> Iterator[Found]:
     if not isinstance(asked, str) or asked == "no":
         return
     for trainer in facts.uses.trainers:
-        name = facts.libraries.library_class(trainer.name)
+        name = facts.libraries.inherited_class(trainer.name)
         first = 5 if name.endswith(".DPOTrainer") else 4 if name.startswith(_AFTER_FOUR) else 3
         data = (trainer.get("eval_dataset"), trainer.get("evaluator"), *trainer.args[first:])
         if any(value is not None for value in data):

@@ -151,20 +151,20 @@ class Libraries:
             name = own if own in self.use.own else call.name
             if not call.kwargs or not self._judges(call):
                 continue
-            if self.patched and package_of(self.library_class(name)) in _PATCHED:
+            if self.patched and package_of(self.inherited_class(name)) in _PATCHED:
                 continue
             found = (
                 [installed.signature(name) for installed in self.installed] if name == own or package_of(name) else []
             )
             known = [signature for signature in found if signature is not None]
             if known and len(known) == len(found):
-                yield call, self.library_class(name), known
+                yield call, self.inherited_class(name), known
 
     def _judges(self, call: Call) -> bool:
         """Return true if a call certainly refers to the imported name, and does not depend on the installed release."""
         return call.base not in self.use.rebound and call.line not in self.use.careful
 
-    def library_class(self, name: str) -> str:
+    def inherited_class(self, name: str) -> str:
         """Return the library class from which a script's own class inherits; other names are returned unchanged."""
         name = OWN + name if OWN + name in self.use.own else name
         for _ in self.use.own:  # the script's classes may inherit from each other in a circle
@@ -287,7 +287,7 @@ class Libraries:
                     yield Mismatch(f"--{name} is not a flag of this script, {does}", fix, bool(meant))
             elif not declared:
                 past = next(
-                    (p for c in line.classes if (p := argument_history(self.library_class(c), name)).existed), None
+                    (p for c in line.classes if (p := argument_history(self.inherited_class(c), name)).existed), None
                 )
                 near = _instead(name, past, None) if past else ""
                 flag = nearest(name, named)
@@ -330,7 +330,7 @@ class Libraries:
         for installed in self.installed:
             for name in line.classes:
                 signature = installed.signature(name)
-                if signature is None or signature.open or (self.patched and package_of(self.library_class(name))):
+                if signature is None or signature.open or (self.patched and package_of(self.inherited_class(name))):
                     return None
                 for parameter in signature.parameters.values():
                     fields |= {parameter.name: installed.values(parameter), f"no_{parameter.name}": ()}
